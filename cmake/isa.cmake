@@ -1,0 +1,31 @@
+# One binary runs on any x86-64-v2 machine: files named for an instruction set are compiled for it, the rest for the
+# baseline, and the library chooses at run time. On other architectures the x86 files are not part of the library.
+set(narrows_isa_names avx2 avx512)
+set(narrows_isa_flags_avx2 -mavx2 -mfma -mf16c)
+set(narrows_isa_flags_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c)
+
+# Rewrites the source list in place. The order of the result matters: where an inline function of a header was emitted
+# into several objects the linker keeps the first, which must be the one that the oldest machine can execute.
+function(narrows_apply_isa list_name)
+  set(sources ${${list_name}})
+  # The contract fixes where a product is fused with a sum (design: numerics), so the compiler must not choose.
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
+  string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
+  if(processor MATCHES "^(x86_64|amd64)$")
+    set(on_x86 TRUE)
+  endif()
+  set(ordered ${sources})
+  list(FILTER ordered EXCLUDE REGEX "/src/cpu/[^/]*_avx(2|512)\\.cpp$")
+  if(on_x86 AND ordered)
+    set_property(SOURCE ${ordered} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v2)
+  endif()
+  foreach(isa IN LISTS narrows_isa_names)
+    set(matching ${sources})
+    list(FILTER matching INCLUDE REGEX "/src/cpu/[^/]*_${isa}\\.cpp$")
+    if(on_x86 AND matching)
+      set_property(SOURCE ${matching} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v2 ${narrows_isa_flags_${isa}})
+      list(APPEND ordered ${matching})
+    endif()
+  endforeach()
+  set(${list_name} ${ordered} PARENT_SCOPE)
+endfunction()

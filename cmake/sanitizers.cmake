@@ -1,0 +1,16 @@
+set(NARROWS_SANITIZE "" CACHE STRING "Sanitizers for this project's code, comma-separated: address,undefined or thread")
+
+add_library(narrows_sanitizers INTERFACE)
+if(NARROWS_SANITIZE)
+  set(narrows_sanitizer_flags -fsanitize=${NARROWS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(narrows_sanitizers INTERFACE ${narrows_sanitizer_flags})
+  target_link_options(narrows_sanitizers INTERFACE ${narrows_sanitizer_flags})
+endif()
+if(NARROWS_BUILD_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "NARROWS_BUILD_FUZZ=ON needs clang for libFuzzer, but the compiler is ${CMAKE_CXX_COMPILER_ID}; "
+      "configure with -DCMAKE_CXX_COMPILER=clang++ or NARROWS_BUILD_FUZZ=OFF")
+  endif()
+  target_compile_options(narrows_sanitizers INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(narrows_sanitizers INTERFACE -fsanitize=fuzzer-no-link)
+endif()
