@@ -233,7 +233,7 @@ struct Explanation {
   double predicted_seconds = 0;
   double three_kernel_seconds = 0;
   std::string limited_by;  // "compute" or "memory"
-  std::string text() const;
+  NARROWS_API std::string text() const;
 };
 NARROWS_API Explanation explain(const Inputs& in, const Options& options = {});
 
