@@ -123,7 +123,8 @@ def main():
     arguments = parser.parse_args()
     model = resources.files(PACKAGE.replace("-", "_")) / "model"
     tensors, _ = run_model(model, arguments.text.read_text(encoding="utf-8"))
-    source = f"sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0) from {PACKAGE} {metadata.version(PACKAGE)} on text.txt"
+    package = f"{PACKAGE} {metadata.version(PACKAGE)}"
+    source = f"sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0) from {package} on {arguments.text.name}"
     # One entry only: safetensors writes several in no fixed order, and two runs shall give the same bytes.
     save_file(tensors, arguments.output, metadata={"source": source})
     report(tensors)
