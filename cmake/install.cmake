@@ -9,6 +9,17 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/narrows-config.cmake.
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/narrows-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/narrows-config.cmake" "${PROJECT_BINARY_DIR}/narrows-config-version.cmake"
   DESTINATION "${narrows_package_dir}")
+# Relative to the .pc file where the folders are, so that an installed tree can be moved.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  set(narrows_pc_prefix "${CMAKE_INSTALL_PREFIX}")
+  set(narrows_pc_libdir "${CMAKE_INSTALL_FULL_LIBDIR}")
+  set(narrows_pc_includedir "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
+else()
+  file(RELATIVE_PATH narrows_pc_up "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+  string(REGEX REPLACE "/$" "" narrows_pc_prefix "\${pcfiledir}/${narrows_pc_up}")
+  set(narrows_pc_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
+  set(narrows_pc_includedir "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/narrows.pc.in" "${PROJECT_BINARY_DIR}/narrows.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/narrows.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 if(TARGET narrows_cli)
