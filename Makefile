@@ -1,0 +1,84 @@
+# A short door to CMake and pip: each goal installs what it needs first, then builds only what it uses.
+# Paths are relative, so that the checkout may lie under a folder with spaces.
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 20
+VENV_PYTHON := build/venv/bin/python
+# WERROR=1 turns warnings in our code into errors, as CI does.
+CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
+
+.PHONY: help demo test test-cpp test-python sanitize asan fuzz bench format format-check clean cli
+
+help:
+	@echo "make demo          build the command and run it on the example of a real model"
+	@echo "make test          build and run all tests: C++, then Python in build/venv"
+	@echo "make sanitize      the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (clang)"
+	@echo "make fuzz          replay the fuzzing corpus, then search FUZZ_SECONDS=20 for each target (clang)"
+	@echo "make bench         measure and print the table of benchmarks"
+	@echo "make format        format the C++ files; make format-check only examines them"
+	@echo "make clean         remove build/"
+	@echo
+	@echo "JOBS=N limits the parallel jobs. Missing packages are installed where root or sudo is at hand."
+
+demo: cli
+	build/release/narrows run examples/minilm/minilm-layers.safetensors --check
+
+bench: cli
+	build/release/narrows bench
+
+cli:
+	@scripts/install-dependencies build
+	@test -f build/release/CMakeCache.txt || cmake --preset release -DNARROWS_BUILD_TESTS=OFF -DNARROWS_BUILD_BENCH=OFF
+	@cmake --build --preset release --target narrows_cli -j $(JOBS)
+
+test: test-cpp test-python
+
+test-cpp:
+	@scripts/install-dependencies test
+	cmake --preset release -DNARROWS_BUILD_TESTS=ON -DNARROWS_BUILD_BENCH=ON $(CONFIGURE_FLAGS)
+	cmake --build --preset release -j $(JOBS)
+	@mkdir -p build/results
+	ctest --preset release -j $(JOBS) --output-junit "$(CURDIR)/build/results/ctest.xml"
+
+test-python: build/venv/package.stamp
+	@mkdir -p build/results
+	$(VENV_PYTHON) -m pytest tests/python --junitxml build/results/pytest.xml
+
+build/venv/requirements.stamp: python/requirements-test.txt
+	@scripts/install-dependencies test
+	test -x $(VENV_PYTHON) || python3 -m venv build/venv
+	$(VENV_PYTHON) -m pip install --quiet --requirement python/requirements-test.txt
+	@touch $@
+
+# The requirements hold the build's own tools, so no build environment is fetched and a second run works offline.
+build/venv/package.stamp: build/venv/requirements.stamp pyproject.toml CMakeLists.txt \
+    $(shell find cmake include src python -type f -not -name '*.pyc' 2>/dev/null)
+	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+	  --config-settings=build-dir=build/python .
+	@touch $@
+
+asan:
+	@scripts/install-dependencies sanitize
+	cmake --preset asan -DCMAKE_CXX_COMPILER=clang++ -DNARROWS_BUILD_FUZZ=ON $(CONFIGURE_FLAGS)
+
+sanitize: asan
+	cmake --build --preset asan -j $(JOBS)
+	@mkdir -p build/results
+	NARROWS_TEST_SMALL=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  ctest --preset asan -j $(JOBS) --output-junit "$(CURDIR)/build/results/sanitize.xml"
+
+fuzz: asan
+	cmake --build --preset asan --target narrows_fuzzers -j $(JOBS)
+	scripts/fuzz build/asan $(FUZZ_SECONDS)
+
+format:
+	@scripts/install-dependencies format
+	scripts/format
+
+format-check:
+	@scripts/install-dependencies format
+	scripts/format --check
+
+clean:
+	rm -rf build
