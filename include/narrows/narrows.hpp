@@ -97,16 +97,24 @@ struct Tensor {
   bool given() const { return !shape.empty(); }
 };
 
-template <class T> inline constexpr std::optional<DType> kDTypeOf = std::nullopt;
-template <> inline constexpr std::optional<DType> kDTypeOf<float> = DType::fp32;
-template <> inline constexpr std::optional<DType> kDTypeOf<double> = DType::fp64;
-template <> inline constexpr std::optional<DType> kDTypeOf<std::int32_t> = DType::int32;
-template <> inline constexpr std::optional<DType> kDTypeOf<std::int64_t> = DType::int64;
-template <> inline constexpr std::optional<DType> kDTypeOf<std::uint8_t> = DType::uint8;
-template <> inline constexpr std::optional<DType> kDTypeOf<bool> = DType::boolean;
+template <class T>
+inline constexpr std::optional<DType> kDTypeOf = std::nullopt;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<float> = DType::fp32;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<double> = DType::fp64;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<std::int32_t> = DType::int32;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<std::int64_t> = DType::int64;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<std::uint8_t> = DType::uint8;
+template <>
+inline constexpr std::optional<DType> kDTypeOf<bool> = DType::boolean;
 
 /// A CPU tensor over an array of a C++ type. 16-bit floats have none: fill in a Tensor with their dtype.
-template <class T> Tensor view(T* data, const Dims& shape, const Dims& strides = {}) {
+template <class T>
+Tensor view(T* data, const Dims& shape, const Dims& strides = {}) {
   using Element = std::remove_const_t<T>;
   static_assert(kDTypeOf<Element>.has_value(), "narrows::view takes float, double, int32_t, int64_t, uint8_t or bool");
   return {const_cast<Element*>(data), *kDTypeOf<Element>, shape, strides, Device{}};
@@ -163,25 +171,25 @@ struct Options {
   Tensor seqused_q, seqused_k;        // (b) int32: rows used of each sequence
 
   // KV cache: k, v are the cache, (b_cache, capacity, hk, *) or with block_table pages (pages, page size, hk, *).
-  Tensor cache_seqlens;       // (b) int32: slots filled, leftpad included, before append
-  Tensor block_table;         // (b, pages per sequence) int32
-  Tensor cache_batch_idx;     // (b) int32: cache row of each sequence
-  Tensor leftpad;             // (b) int32: slots skipped at the front
-  Tensor k_new, v_new;        // (b, s_new, hk, *) or varlen (total_new, hk, *): appended before attention
-  Tensor cu_seqlens_k_new;    // (b + 1) int32
-  Tensor rotary_cos;          // (positions, rotated / 2)
-  Tensor rotary_sin;          // as rotary_cos
+  Tensor cache_seqlens;             // (b) int32: slots filled, leftpad included, before append
+  Tensor block_table;               // (b, pages per sequence) int32
+  Tensor cache_batch_idx;           // (b) int32: cache row of each sequence
+  Tensor leftpad;                   // (b) int32: slots skipped at the front
+  Tensor k_new, v_new;              // (b, s_new, hk, *) or varlen (total_new, hk, *): appended before attention
+  Tensor cu_seqlens_k_new;          // (b + 1) int32
+  Tensor rotary_cos;                // (positions, rotated / 2)
+  Tensor rotary_sin;                // as rotary_cos
   bool rotary_interleaved = false;  // pairs (2i, 2i + 1); false: (i, i + rotated / 2)
-  Tensor rotary_base;         // (b) int32: position of query 0; default cache_seqlens
+  Tensor rotary_base;               // (b) int32: position of query 0; default cache_seqlens
 
   // How to compute. None changes the result beyond rounding.
   bool deterministic = false;
   bool batch_invariant = false;
-  int num_splits = 0;  // of the keys; 0 = the plan decides
-  Tensor workspace;    // uint8: scratch that the caller owns
-  Tensor status;       // int32 (4) on the device: code, sequence, value, limit
-  bool check = false;  // synchronise and throw what `status` would say
-  int threads = 0;     // CPU; 0 = NARROWS_THREADS, else every core
+  int num_splits = 0;       // of the keys; 0 = the plan decides
+  Tensor workspace;         // uint8: scratch that the caller owns
+  Tensor status;            // int32 (4) on the device: code, sequence, value, limit
+  bool check = false;       // synchronise and throw what `status` would say
+  int threads = 0;          // CPU; 0 = NARROWS_THREADS, else every core
   std::string_view family;  // force a family by name; default NARROWS_FAMILY, else the fastest that accepts
 };
 
@@ -192,8 +200,9 @@ struct Inputs {
 };
 
 struct Outputs {
-  Tensor o;    // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
-  Tensor lse;  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 (fp64 for fp64)
+  Tensor o;  // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
+  Tensor
+      lse;  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 (fp64 for fp64)
 };
 
 struct BackwardInputs {
@@ -218,15 +227,15 @@ NARROWS_API void forward(const Inputs& in, const Outputs& out, const Options& op
 
 /// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read.
 struct Explanation {
-  std::string problem;  // the facts in one line
-  std::string family;   // that would run it
-  std::string plan;     // its decisions, a line each
+  std::string problem;               // the facts in one line
+  std::string family;                // that would run it
+  std::string plan;                  // its decisions, a line each
   std::vector<std::string> refused;  // "family: reason"
   std::int64_t visible_pairs = 0;    // (query, key, head) triples that are computed by definition
   double flops = 0;
-  std::int64_t fused_bytes = 0;          // compulsory traffic: each of q, k, v, o, lse once
-  std::int64_t three_kernel_bytes = 0;   // the same and S and P, written and read
-  std::int64_t fused_memory = 0;         // bytes beside inputs and outputs
+  std::int64_t fused_bytes = 0;         // compulsory traffic: each of q, k, v, o, lse once
+  std::int64_t three_kernel_bytes = 0;  // the same and S and P, written and read
+  std::int64_t fused_memory = 0;        // bytes beside inputs and outputs
   std::int64_t three_kernel_memory = 0;
   double fused_intensity = 0;  // FLOP per byte
   double three_kernel_intensity = 0;

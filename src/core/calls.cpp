@@ -1,0 +1,128 @@
+#include "core/calls.hpp"
+
+#include "core/cache.hpp"
+
+namespace narrows {
+namespace {
+
+/// A writable tensor of a known shape that is none of the inputs.
+struct Result {
+  std::string_view argument;
+  const Tensor& tensor;
+  Dims shape;
+  std::string_view named;  // the shape in words
+  DType dtype;
+  std::string_view dtype_rule;
+};
+
+void check_result(const Result& result, const Inputs& in) {
+  const Tensor& tensor = result.tensor;
+  check_memory(result.argument, tensor, in.q.device, true);
+  check_dtype(result.argument, tensor, result.dtype, result.dtype_rule);
+  check_shape(result.argument, tensor, result.shape, result.named);
+  check_output_strides(result.argument, tensor);
+  if (elements(tensor) == 0) return;
+  for (const Tensor* input : {&in.q, &in.k, &in.v})
+    if (input->data == tensor.data) refuse_value(result.argument, "address of an input", "must be memory of its own");
+}
+
+Dims o_shape(const Tensor& q, i64 value_dim) {
+  Dims shape = q.shape;
+  shape[shape.rank() - 1] = value_dim;
+  return shape;
+}
+
+Dims lse_shape(const Problem& problem) {
+  if (problem.query_form == QueryForm::varlen) return {problem.heads, problem.query_rows};
+  return {problem.batch, problem.heads, problem.query_rows};
+}
+
+std::string_view o_name(const Problem& problem) {
+  return problem.query_form == QueryForm::varlen ? "(total_q, h, dv)" : "(b, sq, h, dv)";
+}
+
+std::string_view lse_name(const Problem& problem) {
+  return problem.query_form == QueryForm::varlen ? "(h, total_q)" : "(b, h, sq)";
+}
+
+constexpr std::string_view kLseDType = "must be fp32 (fp64 for fp64 inputs)";
+
+/// o, lse, dout, dlse of a backward call.
+void check_saved(Call& call, const BackwardInputs& in) {
+  Problem& problem = call.problem;
+  const auto check = [&](std::string_view argument, const Tensor& tensor, bool per_row) {
+    check_memory(argument, tensor, in.q.device, true);
+    check_dtype(argument, tensor, per_row ? accumulator(problem.dtype) : problem.dtype,
+                per_row ? kLseDType : "must be q's dtype");
+    check_shape(argument, tensor, per_row ? lse_shape(problem) : o_shape(in.q, problem.value_dim),
+                per_row ? lse_name(problem) : o_name(problem));
+    return view_of(tensor, per_row ? lse_axes(problem) : query_axes(problem));
+  };
+  call.buffers.o = check("o", in.o, false);
+  call.buffers.lse = check("lse", in.lse, true);
+  call.buffers.dout = check("dout", in.dout, false);
+  if (in.dlse.given()) call.buffers.dlse = check("dlse", in.dlse, true);
+  problem.has_dlse = in.dlse.given();
+  problem.o = layout_of(in.o);
+  problem.lse = layout_of(in.lse);
+  problem.dout = layout_of(in.dout);
+}
+
+}  // namespace
+
+Call make_explained(const Inputs& in, const Options& options) { return check_call(in, options, false); }
+
+Call make_forward(const Inputs& in, const Outputs& out, const Options& options) {
+  Call call = check_call(in, options, true);
+  Problem& problem = call.problem;
+  check_result({"o", out.o, o_shape(in.q, problem.value_dim), o_name(problem), problem.dtype, "must be q's dtype"}, in);
+  call.buffers.o = view_of(out.o, query_axes(problem));
+  problem.o = layout_of(out.o);
+  if (out.lse.given()) {
+    check_result({"lse", out.lse, lse_shape(problem), lse_name(problem), accumulator(problem.dtype), kLseDType}, in);
+    if (elements(out.o) != 0 && out.lse.data == out.o.data)
+      refuse_value("lse", "address of o", "must be memory of its own");
+    call.buffers.lse = view_of(out.lse, lse_axes(problem));
+    problem.lse = layout_of(out.lse);
+    problem.wants_lse = true;
+  }
+  if (problem.appends) {
+    check_output_strides("k", in.k);
+    check_output_strides("v", in.v);
+  }
+  return call;
+}
+
+Call make_backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
+  const Inputs inputs{in.q, in.k, in.v};
+  if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
+  Call call = check_call(inputs, options, true);
+  Problem& problem = call.problem;
+  Buffers& buffers = call.buffers;
+  problem.operation = Operation::backward;
+  check_saved(call, in);
+  const auto wanted = [&](std::string_view argument, const Tensor& gradient, std::string_view of_name,
+                          const Tensor& of) {
+    if (!gradient.given()) return false;
+    if (!of.given()) refuse_value(argument, "given", text("needs ", of_name));
+    check_result(
+        {argument, gradient, of.shape, text(of_name, "'s shape"), of.dtype, text("must be ", of_name, "'s dtype")},
+        inputs);
+    return true;
+  };
+  problem.wants_dq = wanted("dq", out.dq, "q", in.q);
+  problem.wants_dk = wanted("dk", out.dk, "k", in.k);
+  problem.wants_dv = wanted("dv", out.dv, "v", in.v);
+  problem.wants_dbias = wanted("dbias", out.dbias, "bias", options.bias);
+  problem.wants_dslopes = wanted("dslopes", out.dslopes, "alibi_slopes", options.alibi_slopes);
+  problem.wants_dsinks = wanted("dsinks", out.dsinks, "sinks", options.sinks);
+  if (problem.wants_dq) buffers.dq = view_of(out.dq, query_axes(problem));
+  if (problem.wants_dk) buffers.dk = view_of(out.dk, key_axes(problem));
+  if (problem.wants_dv) buffers.dv = view_of(out.dv, key_axes(problem));
+  if (problem.wants_dbias) buffers.dbias = broadcast_view(out.dbias);
+  if (problem.wants_dslopes) buffers.dslopes = view_of(out.dslopes, slope_axes(out.dslopes));
+  if (problem.wants_dsinks) buffers.dsinks = view_of(out.dsinks, Axes{0, -1, -1, -1});
+  return call;
+}
+
+}  // namespace narrows

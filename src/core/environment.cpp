@@ -1,0 +1,36 @@
+#include "core/environment.hpp"
+
+#include "core/error.hpp"
+
+#include <charconv>
+#include <cstdlib>
+
+namespace narrows::environment {
+namespace {
+
+std::string read(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value ? value : "";
+}
+
+}  // namespace
+
+std::string family() { return read("NARROWS_FAMILY"); }
+
+int threads() {
+  const std::string value = read("NARROWS_THREADS");
+  if (value.empty()) return 0;
+  int count = 0;
+  const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), count);
+  if (failure != std::errc{} || end != value.data() + value.size() || count < 1 || count > 1024)
+    refuse_value("NARROWS_THREADS", value, "a whole number from 1 to 1024", count > 1024 ? "1024" : "1");
+  return count;
+}
+
+bool check() {
+  const std::string value = read("NARROWS_CHECK");
+  if (!value.empty() && value != "0" && value != "1") refuse_value("NARROWS_CHECK", value, "0 or 1");
+  return value == "1";
+}
+
+}  // namespace narrows::environment

@@ -1,0 +1,12 @@
+// The environment variables, all of them, read nowhere else. Each is read when asked for, so a test may change it.
+#pragma once
+
+#include <string>
+
+namespace narrows::environment {
+
+std::string family();  // NARROWS_FAMILY: force a family; empty = the plan decides
+int threads();  // NARROWS_THREADS: CPU threads; 0 = every core. Throws Error on anything but a whole number in [1, 1024]
+bool check();   // NARROWS_CHECK=1: device-side errors are thrown by the call that made them
+
+}  // namespace narrows::environment
