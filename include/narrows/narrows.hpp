@@ -97,24 +97,16 @@ struct Tensor {
   bool given() const { return !shape.empty(); }
 };
 
-template <class T>
-inline constexpr std::optional<DType> kDTypeOf = std::nullopt;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<float> = DType::fp32;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<double> = DType::fp64;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<std::int32_t> = DType::int32;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<std::int64_t> = DType::int64;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<std::uint8_t> = DType::uint8;
-template <>
-inline constexpr std::optional<DType> kDTypeOf<bool> = DType::boolean;
+template <class T> inline constexpr std::optional<DType> kDTypeOf = std::nullopt;
+template <> inline constexpr std::optional<DType> kDTypeOf<float> = DType::fp32;
+template <> inline constexpr std::optional<DType> kDTypeOf<double> = DType::fp64;
+template <> inline constexpr std::optional<DType> kDTypeOf<std::int32_t> = DType::int32;
+template <> inline constexpr std::optional<DType> kDTypeOf<std::int64_t> = DType::int64;
+template <> inline constexpr std::optional<DType> kDTypeOf<std::uint8_t> = DType::uint8;
+template <> inline constexpr std::optional<DType> kDTypeOf<bool> = DType::boolean;
 
 /// A CPU tensor over an array of a C++ type. 16-bit floats have none: fill in a Tensor with their dtype.
-template <class T>
-Tensor view(T* data, const Dims& shape, const Dims& strides = {}) {
+template <class T> Tensor view(T* data, const Dims& shape, const Dims& strides = {}) {
   using Element = std::remove_const_t<T>;
   static_assert(kDTypeOf<Element>.has_value(), "narrows::view takes float, double, int32_t, int64_t, uint8_t or bool");
   return {const_cast<Element*>(data), *kDTypeOf<Element>, shape, strides, Device{}};

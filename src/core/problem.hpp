@@ -16,6 +16,7 @@ struct Layout {
   bool given = false;
   bool unit_last = false;  // the last stride is 1
   bool expanded = false;   // some axis longer than 1 has stride 0
+  i64 elements = 0;        // that are stored: expanded axes count once
   int alignment = 128;     // bytes: the largest power of two up to 128 that divides the base and every byte stride
 };
 

@@ -62,8 +62,10 @@ Layout layout_of(const Tensor& tensor) {
   const std::size_t last = tensor.shape.rank() - 1;
   layout.unit_last = tensor.shape[last] == 1 || stride(tensor, last) == 1;
   std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(tensor.data) | 128;
+  layout.elements = 1;
   for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis) {
     const i64 step = stride(tensor, axis);
+    if (step != 0 || tensor.shape[axis] == 0) layout.elements *= tensor.shape[axis];
     if (step == 0) layout.expanded = layout.expanded || tensor.shape[axis] > 1;
     if (axis != last) bits |= static_cast<std::uintptr_t>(step) * item_size(tensor.dtype);
   }

@@ -1,0 +1,64 @@
+#include "plan/plan.hpp"
+
+#include "core/error.hpp"
+
+#include <array>
+#include <optional>
+
+namespace narrows {
+namespace {
+
+constexpr std::array kFamilies{Family{"cpu", consider_cpu}};
+
+std::string joined(std::span<const std::string> parts) {
+  std::string line;
+  for (const std::string& part : parts) line += (line.empty() ? "" : "; ") + part;
+  return line;
+}
+
+std::string names() {
+  std::string line;
+  for (const Family& family : kFamilies) line += text(line.empty() ? "" : ", ", family.name);
+  return line;
+}
+
+}  // namespace
+
+std::span<const Family> families() { return kFamilies; }
+
+i64 Plan::workspace_bytes() const {
+  i64 total = 0;
+  for (const Region& region : workspace) total = saturating_add(total, region.bytes);
+  return total;
+}
+
+std::string Plan::text() const {
+  std::string lines = narrows::text("family ", family, "\n");
+  if (!instruction_set.empty()) lines += narrows::text("instruction set ", instruction_set, "\n");
+  lines += narrows::text("threads ", threads, "\nquery block ", query_block, "\nkey block ", key_block,
+                         "\nkv heads at once ", heads_at_once, "\n");
+  for (const Region& region : workspace) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");
+  return lines;
+}
+
+Choice choose(const Problem& problem, const Work& work, const Machine& machine, std::string_view forced) {
+  std::optional<Plan> best;
+  std::vector<std::string> refused;
+  bool known = forced.empty();
+  for (const Family& family : kFamilies) {
+    if (!forced.empty() && family.name != forced) continue;
+    known = true;
+    std::variant<Plan, Refusal> answer = family.consider(problem, work, machine);
+    if (const Refusal* reason = std::get_if<Refusal>(&answer)) {
+      refused.push_back(text(family.name, ": ", *reason));
+    } else if (Plan& plan = std::get<Plan>(answer); !best || plan.prediction.seconds < best->prediction.seconds) {
+      best = std::move(plan);
+    }
+  }
+  if (!known) refuse_value("family", forced, text("must be one of: ", names()));
+  if (!best)
+    throw Error(ErrorCode::not_implemented, text("no family computes this (", problem.text(), "): ", joined(refused)));
+  return {std::move(*best), std::move(refused)};
+}
+
+}  // namespace narrows
