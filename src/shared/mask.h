@@ -14,7 +14,7 @@
 //
 // Lengths and |shift| up to 2^40, |p| and |j| up to 2^41, sides and chunk up to 2^61: no sum here overflows.
 #pragma once
-#include "params.h"
+#include "shared/params.h"
 
 namespace narrows {
 
@@ -43,13 +43,9 @@ constexpr Mask make_mask(i64 left, i64 right, bool causal, i64 chunk) {
   return mask;
 }
 
-constexpr i64 length(Range range) {
-  return max_of(range.end - range.begin, i64{0});
-}
+constexpr i64 length(Range range) { return max_of(range.end - range.begin, i64{0}); }
 
-constexpr Range intersect(Range a, Range b) {
-  return {max_of(a.begin, b.begin), min_of(a.end, b.end)};
-}
+constexpr Range intersect(Range a, Range b) { return {max_of(a.begin, b.begin), min_of(a.end, b.end)}; }
 
 // One pair, from the definition.
 constexpr bool visible(const Mask& mask, i64 p, i64 j, i64 sk) {
@@ -101,13 +97,9 @@ constexpr TileClass tile_class(const Mask& mask, Range rows, Range keys, i64 shi
 // Counts saturate: 2^40 rows by 2^40 keys is no 64-bit number.
 constexpr i64 kMaxCount = static_cast<i64>(~u64{0} >> 1);
 
-constexpr i64 saturating_add(i64 a, i64 b) {
-  return a > kMaxCount - b ? kMaxCount : a + b;
-}
+constexpr i64 saturating_add(i64 a, i64 b) { return a > kMaxCount - b ? kMaxCount : a + b; }
 
-constexpr i64 saturating_multiply(i64 a, i64 b) {
-  return b != 0 && a > kMaxCount / b ? kMaxCount : a * b;
-}
+constexpr i64 saturating_multiply(i64 a, i64 b) { return b != 0 && a > kMaxCount / b ? kMaxCount : a * b; }
 
 // Sum of the widths of consecutive rows whose widths form an arithmetic series of step -1, 0 or 1. Either the number of
 // rows or the sum of first and last is even, so halving before the product is exact.

@@ -35,8 +35,6 @@ constexpr T ceil_div(T a, T b) {
 }
 
 // Rounds towards minus infinity; b > 0.
-constexpr i64 floor_div(i64 a, i64 b) {
-  return a / b - (a % b < 0 ? 1 : 0);
-}
+constexpr i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 }  // namespace narrows
