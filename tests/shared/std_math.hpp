@@ -4,8 +4,7 @@
 
 namespace narrows::test {
 
-template <class T>
-struct StdMath {
+template <class T> struct StdMath {
   static T multiply(T a, T b) { return a * b; }
   static T fma(T a, T b, T c) { return std::fma(a, b, c); }
   static T exp2(T x) { return std::exp2(x); }
