@@ -122,4 +122,22 @@ std::vector<Verdict> check_forward(const Inputs& in, const Outputs& ours, const 
   return verdicts;
 }
 
+std::vector<Verdict> check_backward(const BackwardInputs& in, const Gradients& ours, const Options& options) {
+  BackwardInputs bare = in;
+  bare.o = bare.lse = Tensor{};
+  const reference::BackwardResult exact = reference::exact_backward(bare, options);
+  const reference::BackwardResult plain = reference::plain_backward(bare, options);
+  std::vector<Verdict> verdicts;
+  const auto judge_given = [&](std::string_view name, const Tensor& tensor, Result reference::BackwardResult::*result) {
+    if (tensor.given()) verdicts.push_back(judge(name, tensor, exact.*result, plain.*result, in.q.dtype));
+  };
+  judge_given("dq", ours.dq, &reference::BackwardResult::dq);
+  judge_given("dk", ours.dk, &reference::BackwardResult::dk);
+  judge_given("dv", ours.dv, &reference::BackwardResult::dv);
+  judge_given("dbias", ours.dbias, &reference::BackwardResult::dbias);
+  judge_given("dslopes", ours.dslopes, &reference::BackwardResult::dslopes);
+  judge_given("dsinks", ours.dsinks, &reference::BackwardResult::dsinks);
+  return verdicts;
+}
+
 }  // namespace narrows

@@ -18,6 +18,12 @@ Index batch_of(const Tensor& q, const Options& options) {
   return options.cu_seqlens_q.given() ? options.cu_seqlens_q.shape[0] - 1 : q.shape[0];
 }
 
+/// Whether k and v are a cache. Pages and new keys come with cache_seqlens; without it every slot is filled.
+bool is_cache(const Options& options) {
+  return options.cache_seqlens.given() || options.cache_batch_idx.given() || options.leftpad.given() ||
+         options.rotary_cos.given();
+}
+
 std::vector<double> row_of(const View& view, Place place, Index head, Index columns) {
   std::vector<double> row(static_cast<std::size_t>(columns));
   for (Index column = 0; column < columns; ++column)
@@ -72,7 +78,7 @@ void Call::set_keys(Sequence& s) const {
   if (packed_keys) {
     s.first_key = entry(options.cu_seqlens_k, s.b);
     s.sk = entry_or(options.seqused_k, s.b, entry(options.cu_seqlens_k, s.b + 1) - s.first_key);
-  } else if (options.cache_seqlens.given()) {
+  } else if (is_cache(options)) {
     set_cache_keys(s);
   } else {
     s.sk = entry_or(options.seqused_k, s.b, k.size(1));
@@ -88,10 +94,10 @@ void Call::set_cache_keys(Sequence& s) const {
     s.new_keys = k_new.size(1);
   }
   s.first_key = entry_or(options.leftpad, s.b, 0);
-  s.first_new_slot = entry(options.cache_seqlens, s.b);
+  s.first_new_slot = entry_or(options.cache_seqlens, s.b, k.size(1));
   s.sk = s.first_new_slot + s.new_keys - s.first_key;
   s.key_batch = entry_or(options.cache_batch_idx, s.b, s.b);
-  s.rotary_position = entry_or(options.rotary_base, s.b, s.first_new_slot);
+  s.rotary_query = entry_or(options.rotary_base, s.b, s.first_new_slot);
 }
 
 bool Call::visible(const Sequence& s, Index head, Index query, Index key) const {
@@ -116,7 +122,7 @@ Place Call::new_place(const Sequence& s, Index new_key) const { return {s.b, s.f
 
 std::vector<double> Call::query_row(const Sequence& s, Index head, Index query) const {
   std::vector<double> row = row_of(q, query_place(s, query), head, d);
-  if (cos_.given()) rotate(row, s.rotary_position + query);
+  if (cos_.given()) rotate(row, s.rotary_query + query);
   return row;
 }
 
@@ -124,7 +130,7 @@ std::vector<double> Call::key_row(const Sequence& s, Index kv_head, Index key) c
   const Index new_key = key - (s.sk - s.new_keys);
   if (new_key < 0) return row_of(k, key_place(s, key), kv_head, d);
   std::vector<double> row = row_of(k_new, new_place(s, new_key), kv_head, d);
-  if (cos_.given()) rotate(row, s.rotary_position + new_key);
+  if (cos_.given()) rotate(row, s.first_new_slot + new_key);
   round_row(row, k.dtype());
   return row;
 }

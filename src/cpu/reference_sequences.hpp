@@ -14,15 +14,15 @@ struct Place {
 
 struct Sequence {
   Index b = 0;
-  Index sq = 0, sk = 0;       // used queries and keys, new keys included, left padding not
-  Index shift = 0;            // query i stands at position i + shift on the keys' axis
-  Index first_query = 0;      // row of q that is query 0
-  Index first_key = 0;        // row of k (cache: slot) that is key 0
-  Index key_batch = 0;        // row of a dense or contiguous k
-  Index new_keys = 0;         // the last ones of sk: rows of k_new
-  Index first_new = 0;        // row of a packed k_new that is its first
-  Index first_new_slot = 0;   // of the cache
-  Index rotary_position = 0;  // of query 0 and of the first new key
+  Index sq = 0, sk = 0;      // used queries and keys, new keys included, left padding not
+  Index shift = 0;           // query i stands at position i + shift on the keys' axis
+  Index first_query = 0;     // row of q that is query 0
+  Index first_key = 0;       // row of k (cache: slot) that is key 0
+  Index key_batch = 0;       // row of a dense or contiguous k
+  Index new_keys = 0;        // the last ones of sk: rows of k_new
+  Index first_new = 0;       // row of a packed k_new that is its first
+  Index first_new_slot = 0;  // slot of the cache that receives it, and its rotary position
+  Index rotary_query = 0;    // rotary position of query 0
 };
 
 /// A call's tensors, sizes and rules, without arithmetic.
