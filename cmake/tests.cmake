@@ -36,3 +36,13 @@ if(Python3_FOUND AND NOT NARROWS_SANITIZE AND CMAKE_SYSTEM_NAME STREQUAL "Linux"
     endforeach()
   endif()
 endif()
+
+# The C interface as a C program meets it: compiled as C11, linked with the library that is installed.
+enable_language(C)
+add_executable(narrows_c_test "${PROJECT_SOURCE_DIR}/tests/api/c_api_test.c")
+narrows_own_code(narrows_c_test)
+set_target_properties(narrows_c_test PROPERTIES
+  C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
+target_link_libraries(narrows_c_test PRIVATE narrows Threads::Threads m)
+add_test(NAME c_api COMMAND narrows_c_test)
+set_tests_properties(c_api PROPERTIES TIMEOUT 60)
