@@ -60,7 +60,7 @@ build/venv/package.stamp: build/venv/requirements.stamp pyproject.toml CMakeList
 
 asan:
 	@scripts/install-dependencies sanitize
-	cmake --preset asan -DCMAKE_CXX_COMPILER=clang++ -DNARROWS_BUILD_FUZZ=ON $(CONFIGURE_FLAGS)
+	cmake --preset asan -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DNARROWS_BUILD_FUZZ=ON $(CONFIGURE_FLAGS)
 
 sanitize: asan
 	cmake --build --preset asan -j $(JOBS)
