@@ -78,14 +78,15 @@ const PeakLoop& loop_of(std::string_view instruction_set) {
   refuse_value("instruction set", instruction_set, "this CPU cannot execute it", "portable");
 }
 
-/// Twice the last cache, or a guess where the system does not say how large it is.
+/// Twice the last cache within bounds: systems report none, or the sum of caches of which a core reaches one, and touching
+/// pages for the first time takes longer than reading them.
 std::size_t uncached_bytes() {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   long cache = 0;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-  return std::clamp(2 * static_cast<std::size_t>(std::max(cache, 0L)), 64 * kMiB, 256 * kMiB);
+  return std::clamp(2 * static_cast<std::size_t>(std::max(cache, 0L)), 64 * kMiB, 128 * kMiB);
 }
 
 std::uint64_t read(const std::uint64_t* words, std::size_t count) {

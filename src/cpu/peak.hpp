@@ -9,7 +9,7 @@ namespace narrows::cpu {
 /// one that this CPU cannot execute. Takes 50 ms.
 double fma_rate(std::string_view instruction_set, int threads);
 
-/// Bytes/s read from memory that no cache holds. Takes less than 0.1 s and up to 256 MiB.
+/// Bytes/s read from memory beyond the caches. Takes about 0.1 s and up to 128 MiB.
 double read_rate(int threads);
 
 /// The machine with its rates, measured once in a process for each instruction set and number of threads.
