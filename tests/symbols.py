@@ -44,7 +44,7 @@ def isa(archive):
         if line.endswith(".o:"):
             current = line[:-1]
         fields = line.split()
-        if len(fields) == 3 and fields[1] in "WVu":
+        if len(fields) == 3 and fields[1] == "W":
             owners.setdefault(fields[2], set()).add(current)
     for name, objects in sorted(owners.items()):
         newer = sorted(filter(ISA_OBJECT.search, objects))
