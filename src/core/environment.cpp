@@ -33,4 +33,11 @@ bool check() {
   return value == "1";
 }
 
+std::vector<Variable> variables() {
+  return {
+      {"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name"},
+      {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"},
+      {"NARROWS_CHECK", read("NARROWS_CHECK"), "1: errors found on a device are thrown by the call that made them"}};
+}
+
 }  // namespace narrows::environment

@@ -2,11 +2,20 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace narrows::environment {
 
 std::string family();  // NARROWS_FAMILY: force a family; empty = the plan decides
 int threads();  // NARROWS_THREADS: CPU threads; 0 = every core. Throws Error on anything but a whole number in [1, 1024]
 bool check();   // NARROWS_CHECK=1: device-side errors are thrown by the call that made them
+
+struct Variable {
+  std::string_view name;
+  std::string value;  // empty = not set
+  std::string_view meaning;
+};
+std::vector<Variable> variables();  // each of them, as it is now
 
 }  // namespace narrows::environment
