@@ -1,0 +1,66 @@
+"""The package itself: names, help, explain, info."""
+
+import doctest
+import importlib.metadata
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import inputs
+
+import narrows
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_doctests():
+    for module in (narrows, narrows._api):
+        result = doctest.testmod(module)
+        assert result.failed == 0 and result.attempted > 0
+
+
+def test_version():
+    in_cmake = re.search(r"project\(narrows VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+    assert narrows.__version__ == in_cmake == narrows.info().version
+    assert importlib.metadata.version("narrows") == in_cmake
+
+
+def test_every_field_of_the_header_is_an_argument():
+    header = (ROOT / "include" / "narrows" / "narrows.hpp").read_text()
+    fields = header.split("struct Options {")[1].split("\n};")[0]
+    fields = re.sub(r"//.*", "", fields)
+    names = {
+        name.split("=")[0].strip()
+        for line in re.findall(r"^\s*[\w:<>]+ ([^;(]+);", fields, re.MULTILINE)
+        for name in line.split(",")
+    }
+    parameters = inspect.signature(narrows.attention).parameters
+    assert names and names | {"q", "k", "v", "o", "lse", "return_lse"} == set(parameters)
+    assert set(inspect.signature(narrows.explain).parameters) == set(parameters) - {"o", "lse", "return_lse"}
+    undocumented = [name for name in parameters if not re.search(rf"\b{name}\b", narrows.attention.__doc__)]
+    assert undocumented == []
+
+
+def test_info():
+    info = narrows.info()
+    assert "cpu" in [family.name for family in info.families if family.available]
+    assert info.threads >= 1 and info.cpu and info.instruction_set
+    for part in (info.version, info.cpu, info.instruction_set, *(family.name for family in info.families)):
+        assert part in str(info)
+
+
+def test_explain():
+    q, k, v = inputs(b=2, sq=9, sk=13, h=4, hk=2, d=16, dv=8)
+    cost = narrows.explain(q, k, v, causal=True)
+    pairs = 2 * 4 * sum(range(5, 14))
+    assert cost.visible_pairs == pairs
+    assert cost.flops == 2 * (16 + 8) * pairs
+    assert cost.fused_bytes < cost.three_kernel_bytes
+    assert cost.family == "cpu" and cost.limited_by in ("compute", "memory")
+    assert cost.problem in str(cost)
+    with pytest.raises(ValueError, match="^scale: nan: must be finite"):
+        narrows.explain(q, k, v, scale=np.nan)
+    wide = [x.reshape(1, 2, *x.shape[1:]) for x in (q, k, v)]
+    assert narrows.explain(*wide, causal=True).visible_pairs == pairs
