@@ -131,84 +131,85 @@ struct Origin {
 /// A 64-bit number given now, or an int64 tensor of one element that is read when the call runs.
 struct Number {
   std::uint64_t value = 0;
-  Tensor tensor;
+  Tensor tensor{};
   Number() = default;
   Number(std::uint64_t value_) : value(value_) {}
   Number(const Tensor& tensor_) : tensor(tensor_) {}
 };
 
 /// Everything that is not q, k, v or a result. All rules intersect; a default means "off".
+/// (Members say {} so that a designated initialiser may leave them out without a warning.)
 struct Options {
   // Scores: scale * Q K^T -> softcap -> + ALiBi + bias -> mask -> softmax over keys and sink -> dropout -> P V.
   std::optional<double> scale;  // default 1 / sqrt(d); any finite value
   double softcap = 0;           // cap * tanh(s / cap); 0 = off
-  Tensor alibi_slopes;          // (h) or (b, h), floats; adds -slope * |p - j|
-  Tensor bias;                  // floats, broadcasts to (b, h, sq, sk); -inf masks
-  Tensor sinks;                 // (h), floats: one more logit per head that has no value row; -inf = none
+  Tensor alibi_slopes{};        // (h) or (b, h), floats; adds -slope * |p - j|
+  Tensor bias{};                // floats, broadcasts to (b, h, sq, sk); -inf masks
+  Tensor sinks{};               // (h), floats: one more logit per head that has no value row; -inf = none
 
   // Which keys a query sees. Query i stands at position p = i + shift on the keys' axis.
   Causal causal = Causal::none;  // j <= p; bottom_right: shift = sk - sq, top_left: shift = 0
-  Tensor shift;                  // (b) int32: the shift of each sequence; default sk - sq
-  Window window;
+  Tensor shift{};                // (b) int32: the shift of each sequence; default sk - sq
+  Window window{};
   std::int64_t chunk = 0;  // floor(j / chunk) == floor(p / chunk); 0 = off
-  Tensor mask;             // boolean, broadcasts to (b, h, sq, sk); true = may attend
+  Tensor mask{};           // boolean, broadcasts to (b, h, sq, sk); true = may attend
 
   // Dropout on P, the same mask on every backend.
   double dropout = 0;  // probability of dropping, [0, 1)
-  Number seed, offset;
-  Origin origin;
+  Number seed{}, offset{};
+  Origin origin{};
 
   // Lengths. Varlen: q (total_q, h, d) and k, v (total_k, hk, *) hold sequences end to end.
-  Tensor cu_seqlens_q, cu_seqlens_k;  // (b + 1) int32: sequence s is rows [cu[s], cu[s + 1])
-  Tensor seqused_q, seqused_k;        // (b) int32: rows used of each sequence
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};  // (b + 1) int32: sequence s is rows [cu[s], cu[s + 1])
+  Tensor seqused_q{}, seqused_k{};        // (b) int32: rows used of each sequence
 
   // KV cache: k, v are the cache, (b_cache, capacity, hk, *) or with block_table pages (pages, page size, hk, *).
-  Tensor cache_seqlens;             // (b) int32: slots filled, leftpad included, before append
-  Tensor block_table;               // (b, pages per sequence) int32
-  Tensor cache_batch_idx;           // (b) int32: cache row of each sequence
-  Tensor leftpad;                   // (b) int32: slots skipped at the front
-  Tensor k_new, v_new;              // (b, s_new, hk, *) or varlen (total_new, hk, *): appended before attention
-  Tensor cu_seqlens_k_new;          // (b + 1) int32
-  Tensor rotary_cos;                // (positions, rotated / 2)
-  Tensor rotary_sin;                // as rotary_cos
+  Tensor cache_seqlens{};           // (b) int32: slots filled, leftpad included, before append
+  Tensor block_table{};             // (b, pages per sequence) int32
+  Tensor cache_batch_idx{};         // (b) int32: cache row of each sequence
+  Tensor leftpad{};                 // (b) int32: slots skipped at the front
+  Tensor k_new{}, v_new{};          // (b, s_new, hk, *) or varlen (total_new, hk, *): appended before attention
+  Tensor cu_seqlens_k_new{};        // (b + 1) int32
+  Tensor rotary_cos{};              // (positions, rotated / 2)
+  Tensor rotary_sin{};              // as rotary_cos
   bool rotary_interleaved = false;  // pairs (2i, 2i + 1); false: (i, i + rotated / 2)
-  Tensor rotary_base;               // (b) int32: position of query 0; default cache_seqlens
+  Tensor rotary_base{};             // (b) int32: position of query 0; default cache_seqlens
 
   // How to compute. None changes the result beyond rounding.
   bool deterministic = false;
   bool batch_invariant = false;
   int num_splits = 0;       // of the keys; 0 = the plan decides
-  Tensor workspace;         // uint8: scratch that the caller owns
-  Tensor status;            // int32 (4) on the device: code, sequence, value, limit
+  Tensor workspace{};       // uint8: scratch that the caller owns
+  Tensor status{};          // int32 (4) on the device: code, sequence, value, limit
   bool check = false;       // synchronise and throw what `status` would say
   int threads = 0;          // CPU; 0 = NARROWS_THREADS, else every core
   std::string_view family;  // force a family by name; default NARROWS_FAMILY, else the fastest that accepts
 };
 
 struct Inputs {
-  Tensor q;  // (b, sq, h, d), varlen (total_q, h, d)
-  Tensor k;  // (b, sk, hk, d), varlen (total_k, hk, d), or a cache
-  Tensor v;  // (b, sk, hk, dv), varlen (total_k, hk, dv), or a cache
+  Tensor q{};  // (b, sq, h, d), varlen (total_q, h, d)
+  Tensor k{};  // (b, sk, hk, d), varlen (total_k, hk, d), or a cache
+  Tensor v{};  // (b, sk, hk, dv), varlen (total_k, hk, dv), or a cache
 };
 
 struct Outputs {
-  Tensor o;  // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
+  Tensor o{};  // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
   Tensor
       lse;  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 (fp64 for fp64)
 };
 
 struct BackwardInputs {
-  Tensor q, k, v;
-  Tensor o, lse;  // as forward wrote them
-  Tensor dout;    // gradient of o
-  Tensor dlse;    // optional: gradient of lse
+  Tensor q{}, k{}, v{};
+  Tensor o{}, lse{};  // as forward wrote them
+  Tensor dout{};      // gradient of o
+  Tensor dlse{};      // optional: gradient of lse
 };
 
 struct Gradients {  // each optional; written, not added to
-  Tensor dq, dk, dv;
-  Tensor dbias;    // shape and dtype of bias
-  Tensor dslopes;  // shape and dtype of alibi_slopes
-  Tensor dsinks;   // shape and dtype of sinks
+  Tensor dq{}, dk{}, dv{};
+  Tensor dbias{};    // shape and dtype of bias
+  Tensor dslopes{};  // shape and dtype of alibi_slopes
+  Tensor dsinks{};   // shape and dtype of sinks
 };
 
 // ----------------------------------------------------------------------------------------------------------------- calls
