@@ -7,15 +7,13 @@ namespace narrows {
 
 // The largest LSE, and the sum of exp(LSE - largest). Weights are taken relative to the largest, not to the merged LSE: that
 // one is rounded, and at |LSE| = 2^20 the weights would no longer sum to 1.
-template <class T>
-struct Merge {
+template <class T> struct Merge {
   T largest = -kInfinity<T>;
   T sum = T{0};
 };
 
 // exp(lse - largest) in (0, 1]; 0 for an empty part, also when all are empty; NaN for NaN. Equal infinities count alike.
-template <class Math, class T>
-constexpr T relative_weight(T lse, T largest) {
+template <class Math, class T> constexpr T relative_weight(T lse, T largest) {
   if (lse == -kInfinity<T>) return T{0};
   if (lse == largest) return T{1};
   return Math::exp2(Math::multiply(lse - largest, static_cast<T>(kLog2e)));
@@ -23,8 +21,7 @@ constexpr T relative_weight(T lse, T largest) {
 
 // Parts at lse[0], lse[stride], ...; sink is the head's, counted once; -inf is none. The order of parts is the order of
 // rounding: keep it fixed. A NaN is no maximum; it arrives through the sum.
-template <class Math, class T>
-constexpr Merge<T> merge_of(const T* lse, i64 parts, i64 stride, T sink) {
+template <class Math, class T> constexpr Merge<T> merge_of(const T* lse, i64 parts, i64 stride, T sink) {
   T largest = sink;
   for (i64 part = 0; part < parts; ++part) largest = max_of(largest, lse[part * stride]);
   T sum = relative_weight<Math>(sink, largest);
@@ -33,34 +30,27 @@ constexpr Merge<T> merge_of(const T* lse, i64 parts, i64 stride, T sink) {
 }
 
 // exp(lse - merged LSE): what a part's output is multiplied by. Nothing at all was visible: 0.
-template <class Math, class T>
-constexpr T part_weight(const Merge<T>& merge, T lse) {
+template <class Math, class T> constexpr T part_weight(const Merge<T>& merge, T lse) {
   const T weight = relative_weight<Math>(lse, merge.largest);
   return merge.sum == T{0} ? T{0} : weight / merge.sum;
 }
 
 // Output of a part in the merged output. A part of weight 0 is left out, not multiplied: its output may never have been
 // written.
-template <class T>
-constexpr T contribution(T weight, T output) {
-  return weight == T{0} ? T{0} : weight * output;
-}
+template <class T> constexpr T contribution(T weight, T output) { return weight == T{0} ? T{0} : weight * output; }
 
-template <class Math, class T>
-constexpr T merged_lse(const Merge<T>& merge) {
+template <class Math, class T> constexpr T merged_lse(const Merge<T>& merge) {
   if (merge.sum == T{0}) return -kInfinity<T>;
   return merge.largest + Math::multiply(Math::log2(merge.sum), static_cast<T>(kLn2));
 }
 
 // A row in the making: the weights summed so far, relative to its reference.
-template <class T>
-struct RunningSum {
+template <class T> struct RunningSum {
   Reference<T> reference;
   T sum = T{0};
 };
 
-template <class T>
-struct JoinedSum {
+template <class T> struct JoinedSum {
   RunningSum<T> row;
   T left_factor;  // what each side's accumulated output is multiplied by before adding
   T right_factor;

@@ -38,10 +38,7 @@ struct DropoutRule {
 };
 
 // What a kept probability is multiplied by.
-template <class T>
-constexpr T keep_factor(const DropoutRule& rule) {
-  return static_cast<T>(65536.0 / rule.threshold);
-}
+template <class T> constexpr T keep_factor(const DropoutRule& rule) { return static_cast<T>(65536.0 / rule.threshold); }
 
 // Decisions for global keys 8 group .. 8 group + 7, key 8 group in bit 0: word (j % 8) / 2, low half first. Batch, head and
 // row count within the call. What does not fit a 32-bit counter word enters it modulo 2^32.

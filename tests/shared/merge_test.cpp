@@ -52,6 +52,7 @@ TEST(Merge, A04_an_unwritten_output_of_an_empty_part_is_left_out) {
   const Part result = merge_parts({{kNan, kNegInf}, {3.f, 1.25f}, {kNan, kNegInf}});
   EXPECT_EQ(result.output, 3.f);
   EXPECT_EQ(result.lse, 1.25f);
+  EXPECT_EQ(merge_parts({{kNan, kNegInf}, {kNan, kNegInf}}).output, 0.f);
 }
 
 TEST(Merge, a_nan_stays) {
@@ -97,7 +98,7 @@ TEST(Merge, random_parts_equal_long_double) {
   std::mt19937 engine(5);
   std::normal_distribution<float> normal;
   for (int repeat = 0; repeat < 20000; ++repeat) {
-    std::vector<Part> parts(1 + repeat % 7);
+    std::vector<Part> parts(static_cast<std::size_t>(1 + repeat % 7));
     const float spread = std::pow(10.f, static_cast<float>(repeat % 5));
     for (Part& part : parts) part = {normal(engine), normal(engine) * spread};
     if (repeat % 3 == 0) parts.push_back({0.f, kNegInf});
