@@ -90,9 +90,9 @@ class Dims {
 struct Tensor {
   void* data = nullptr;  // may be null when a size is 0, and in explain(), which reads no element
   DType dtype = DType::fp32;
-  Dims shape;
-  Dims strides;  // in elements; empty = row-major without gaps. The stride of a size-1 dimension means nothing
-  Device device;
+  Dims shape{};
+  Dims strides{};  // in elements; empty = row-major without gaps. The stride of a size-1 dimension means nothing
+  Device device{};
 
   bool given() const { return !shape.empty(); }
 };

@@ -1,0 +1,79 @@
+// Read this first: a call becomes a Problem (facts), a Plan (decisions) and Buffers (addresses), and a backend runs it.
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "cpu/forward.hpp"
+#include "cpu/machine.hpp"
+#include "cpu/peak.hpp"
+#include "plan/plan.hpp"
+
+#include <narrows/narrows.hpp>
+
+#include <algorithm>
+
+namespace narrows {
+namespace {
+
+std::string forced_family(const Options& options) {
+  return options.family.empty() ? environment::family() : std::string(options.family);
+}
+
+/// Every sequence kept every rule: a call that breaks one has thrown by now.
+void write_status(const Tensor& status) {
+  if (!status.given()) return;
+  auto* const values = static_cast<std::int32_t*>(status.data);
+  const std::int64_t step = status.strides.empty() ? 1 : status.strides[0];
+  for (std::int64_t i = 0; i < 4; ++i) values[i * step] = 0;
+}
+
+double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / static_cast<double>(bytes) : 0; }
+
+}  // namespace
+
+void forward(const Inputs& in, const Outputs& out, const Options& options) {
+  const Call call = make_forward(in, out, options);
+  const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
+  cpu::run_forward(call.problem, choice.plan, call.buffers);
+  write_status(options.status);
+}
+
+Explanation explain(const Inputs& in, const Options& options) {
+  Call call = make_explained(in, options);
+  const Work cost = work(call);
+  const Machine machine = cpu::measured(cpu::machine());
+  Choice choice = choose(call.problem, cost, machine, forced_family(options));
+  const Prediction three_kernel =
+      predict(cost.three_kernel_flops, cost.three_kernel_bytes, machine.flops_per_second, machine.bytes_per_second);
+  return {
+      .problem = call.problem.text(),
+      .family = std::string(choice.plan.family),
+      .plan = choice.plan.text(),
+      .refused = std::move(choice.refused),
+      .visible_pairs = cost.pairs,
+      .flops = cost.flops,
+      .fused_bytes = cost.fused_bytes,
+      .three_kernel_bytes = cost.three_kernel_bytes,
+      .fused_memory = choice.plan.workspace_bytes(),
+      .three_kernel_memory = cost.three_kernel_memory,
+      .fused_intensity = intensity(cost.flops, cost.fused_bytes),
+      .three_kernel_intensity = intensity(cost.three_kernel_flops, cost.three_kernel_bytes),
+      .predicted_seconds = choice.plan.prediction.seconds,
+      .three_kernel_seconds = three_kernel.seconds,
+      .limited_by = std::string(choice.plan.prediction.limited_by),
+  };
+}
+
+Info info() {
+  const Machine machine = cpu::machine();
+  Info info{.version = std::string(version()),
+            .cpu = machine.name,
+            .instruction_set = machine.instruction_set,
+            .threads = machine.threads,
+            .families = {}};
+  for (const Family& family : families())
+    info.families.push_back({std::string(family.name), true, text(machine.name, ", ", machine.instruction_set)});
+  return info;
+}
+
+std::string_view version() noexcept { return NARROWS_VERSION; }
+
+}  // namespace narrows

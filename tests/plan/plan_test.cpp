@@ -1,0 +1,92 @@
+#include "plan/plan.hpp"
+
+#include "tests/core/call.hpp"
+
+#include <random>
+
+namespace narrows::test {
+namespace {
+
+Machine two_cores() {
+  return {.device = {},
+          .name = "test",
+          .instruction_set = "avx2",
+          .threads = 2,
+          .flops_per_second = 2e11,
+          .flops_per_second_16 = 0,
+          .bytes_per_second = 4e10};
+}
+
+Choice choose_for(const TestCall& call, const Machine& machine, std::string_view forced = {}) {
+  const Call made = call.make();
+  return choose(made.problem, work(made), machine, forced);
+}
+
+std::string refusal(const TestCall& call, const Machine& machine, std::string_view forced = {}) {
+  try {
+    choose_for(call, machine, forced);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Plan, cpu_decisions) {
+  const Plan plan = choose_for(TestCall::dense(), two_cores()).plan;
+  EXPECT_EQ(plan.family, "cpu");
+  EXPECT_EQ(plan.threads, 1);  // 7,840 FLOP are not worth waking a thread
+  EXPECT_EQ(plan.heads_at_once, 4);
+  EXPECT_EQ(plan.text(),
+            "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 512\nkv heads at once 4\n"
+            "scratch packed K and V 114688 bytes\nscratch query blocks 12288 bytes\n");
+}
+
+TEST(Plan, names_what_it_does_not_take) {
+  TestCall call = TestCall::dense();
+  call.options.dropout = 0.25;
+  EXPECT_EQ(refusal(call, two_cores()),
+            "no family computes this (forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6 dropout=0.25): "
+            "cpu: dropout = 0.25 comes in a later version; this one takes 0");
+  EXPECT_EQ(refusal(TestCall::dense(), two_cores(), "sm90"), "family: sm90: must be one of: cpu");
+  Machine unknown = two_cores();
+  unknown.instruction_set = "mmx";
+  EXPECT_EQ(refusal(TestCall::dense(), unknown),
+            "no family computes this (forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6): "
+            "cpu: no tile sizes for instruction set mmx");
+}
+
+TEST(Plan, scratch_is_linear_in_the_sequence_and_bounded) {
+  const auto scratch = [](std::int64_t keys, std::int64_t heads) {
+    const Tensor q{nullptr, DType::fp32, {1, 1, heads, 64}, {}, {}};
+    const Tensor k{nullptr, DType::fp32, {1, keys, heads, 64}, {}, {}};
+    const Call made = make_explained({q, k, k}, {});
+    return choose(made.problem, work(made), two_cores()).plan.workspace.front().bytes;
+  };
+  EXPECT_EQ(scratch(512, 1), 512 * 128 * 4);
+  EXPECT_EQ(scratch(1 << 20, 1), (std::int64_t{1} << 20) * 128 * 4);
+  EXPECT_EQ(scratch(1 << 20, 64), (std::int64_t{1} << 20) * 128 * 4);  // one head is above the bound already
+  EXPECT_LE(scratch(4096, 1000), std::int64_t{256} << 20);
+}
+
+TEST(Plan, prediction_takes_the_longer_of_arithmetic_and_memory) {
+  const Prediction compute = predict(4e11, 1000, 2e11, 4e10);
+  EXPECT_DOUBLE_EQ(compute.seconds, 2);
+  EXPECT_EQ(compute.limited_by, "compute");
+  const Prediction memory = predict(1000, 80'000'000'000, 2e11, 4e10);
+  EXPECT_DOUBLE_EQ(memory.seconds, 2);
+  EXPECT_EQ(memory.limited_by, "memory");
+  EXPECT_EQ(predict(1, 1, 0, 4e10).seconds, 0);
+}
+
+TEST(Plan, same_facts_same_plan) {
+  std::mt19937 random(3);
+  for (int trial = 0; trial < 100; ++trial) {
+    TestCall call = TestCall::dense();
+    call.options.window.left = random() % 9;
+    call.options.causal = trial % 2 ? Causal::bottom_right : Causal::none;
+    EXPECT_EQ(choose_for(call, two_cores()).plan.text(), choose_for(call, two_cores()).plan.text());
+  }
+}
+
+}  // namespace
+}  // namespace narrows::test
