@@ -109,6 +109,14 @@ TEST(Dropout, thresholds_at_the_ends) {
   for (i64 j = 0; j < 4096; j += 8) ASSERT_EQ(keep_bits8(rule, 0, 0, 0, j), 0xffu);
   rule.threshold = 0;
   for (i64 j = 0; j < 4096; j += 8) ASSERT_EQ(keep_bits8(rule, 0, 0, 0, j), 0u);
+  for (i64 j = 0; j < 16; ++j) {
+    const PhiloxBlock random = philox4x32_10({{static_cast<u32>(j / 8), 0, 0, 7}}, 0x9abcdef0, 0x12345678);
+    const u32 half = random.words[j % 8 / 2] >> (j % 2 * 16) & 0xffffu;
+    rule.threshold = half;
+    EXPECT_FALSE(kept(rule, 0, 0, 0, j));
+    rule.threshold = half + 1;
+    EXPECT_TRUE(kept(rule, 0, 0, 0, j));
+  }
   // Frequencies within five standard deviations.
   for (const double p : {0.01, 0.1, 0.5, 0.9}) {
     rule.threshold = keep_threshold(p);
