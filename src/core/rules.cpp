@@ -73,7 +73,7 @@ void check_dropout(Call& call, const Options& options) {
   if (origin.h > model_heads - problem.heads)
     refuse_value("origin.H", model_heads,
                  text("origin.h + h = ", origin.h, " + ", problem.heads, " heads must fit in it"),
-                 to_text(origin.h + problem.heads));
+                 to_text(saturating_add(origin.h, problem.heads)));
   constexpr i64 kWord = i64{1} << 32;  // Philox counter words
   i64 last_row = 0;
   if (__builtin_add_overflow(origin.b, problem.batch, &last_row) ||

@@ -34,7 +34,7 @@ void check_reach(std::string_view argument, const Tensor& tensor) {
 }  // namespace
 
 i64 stride(const Tensor& tensor, std::size_t axis) {
-  if (tensor.shape[axis] == 1) return 0;
+  if (tensor.shape[axis] == 1 || elements(tensor) == 0) return 0;
   if (!tensor.strides.empty()) return tensor.strides[axis];
   i64 step = 1;
   for (std::size_t inner = axis + 1; inner < tensor.shape.rank(); ++inner) step *= tensor.shape[inner];
@@ -59,13 +59,17 @@ Layout layout_of(const Tensor& tensor) {
   Layout layout;
   layout.given = tensor.given();
   if (!layout.given) return layout;
+  if (elements(tensor) == 0) {
+    layout.unit_last = true;
+    return layout;
+  }
   const std::size_t last = tensor.shape.rank() - 1;
   layout.unit_last = tensor.shape[last] == 1 || stride(tensor, last) == 1;
   std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(tensor.data) | 128;
   layout.elements = 1;
   for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis) {
     const i64 step = stride(tensor, axis);
-    if (step != 0 || tensor.shape[axis] == 0) layout.elements *= tensor.shape[axis];
+    if (step != 0) layout.elements *= tensor.shape[axis];
     if (step == 0) layout.expanded = layout.expanded || tensor.shape[axis] > 1;
     if (axis != last) bits |= static_cast<std::uintptr_t>(step) * item_size(tensor.dtype);
   }

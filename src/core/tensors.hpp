@@ -14,7 +14,8 @@ inline Axes slope_axes(const Tensor& slopes) {
   return slopes.shape.rank() == 2 ? Axes{0, 1, -1, -1} : Axes{-1, 0, -1, -1};
 }
 
-i64 stride(const Tensor& tensor, std::size_t axis);  // elements; 0 for a size-1 axis, row-major where none are given
+/// In elements; row-major where none are given; 0 for a size-1 axis, and where there is no element to step to.
+i64 stride(const Tensor& tensor, std::size_t axis);
 i64 elements(const Tensor& tensor);
 View view_of(const Tensor& tensor, const Axes& axes);
 Layout layout_of(const Tensor& tensor);

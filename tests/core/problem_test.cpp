@@ -239,6 +239,10 @@ TEST(Problem, dropout) {
   call.options.offset = 0;
   call.options.origin = {.h = 6, .H = 8};
   EXPECT_EQ(call.refusal(), "origin.H: 8: origin.h + h = 6 + 4 heads must fit in it; nearest legal: 10");
+  call.options.origin = {.h = std::numeric_limits<std::int64_t>::max(), .H = 8};
+  EXPECT_EQ(call.refusal(),
+            "origin.H: 8: origin.h + h = 9223372036854775807 + 4 heads must fit in it; nearest legal: "
+            "9223372036854775807");
   call.options.origin = {.b = -1};
   EXPECT_EQ(call.refusal(), "origin: (-1, 0, 0, 0, 0): (b, h, i, j, H) must be >= 0; nearest legal: 0");
   call.options.origin = {.b = std::int64_t{1} << 31};
