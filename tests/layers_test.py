@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Each breach that tests/layers.py promises to find, planted in a small tree that is otherwise clean."""
 
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -126,6 +128,18 @@ class Layers(unittest.TestCase):
         self.assertEqual(self.found({"tools/run.cpp": "\n" * 400}), [])
         for name in ["tools/run.cpp", "src/core/error.cpp", "python/narrows/__init__.py", "tests/core/error.cpp"]:
             self.expect(name, "\n" * 401, 401, "401 lines", "at most 400")
+
+    def test_command_prints_breaches_and_can_leave_out_sizes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {"src/core/a.hpp": '#include "plan/b.hpp"\n', "src/plan/b.hpp": "\n" * 500}.items():
+                (Path(folder) / name).parent.mkdir(parents=True)
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            for options, words in {(): ["src/core/a.hpp:1:", "500 lines"], ("--includes",): ["src/core/a.hpp:1:"]}.items():
+                result = subprocess.run([sys.executable, layers.__file__, folder, *options], capture_output=True, text=True)
+                self.assertEqual(result.returncode, 1)
+                self.assertEqual(len(result.stdout.splitlines()), len(words), result.stdout)
+                for word in words:
+                    self.assertIn(word, result.stdout)
 
 
 if __name__ == "__main__":
