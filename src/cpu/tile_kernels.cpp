@@ -1,0 +1,44 @@
+#include "cpu/tile_kernels.hpp"
+
+#include <type_traits>
+#include <vector>
+
+namespace narrows::cpu {
+namespace {
+
+std::vector<const InstructionSet*> executable() {
+  std::vector<const InstructionSet*> sets;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    sets.push_back(&kTileKernelsAvx512);
+  if (avx2) sets.push_back(&kTileKernelsAvx2);
+#endif
+  sets.push_back(&kTileKernelsPortable);
+  return sets;
+}
+
+template <class T> std::vector<const TileKernels<T>*> kernels_of(const std::vector<const InstructionSet*>& sets) {
+  std::vector<const TileKernels<T>*> kernels;
+  for (const InstructionSet* set : sets) {
+    if constexpr (std::is_same_v<T, float>)
+      kernels.push_back(&set->single);
+    else
+      kernels.push_back(&set->twice);
+  }
+  return kernels;
+}
+
+}  // namespace
+
+template <class T> std::span<const TileKernels<T>* const> available_tile_kernels() {
+  static const std::vector<const TileKernels<T>*> kernels = kernels_of<T>(executable());
+  return kernels;
+}
+
+template std::span<const TileKernels<float>* const> available_tile_kernels<float>();
+template std::span<const TileKernels<double>* const> available_tile_kernels<double>();
+
+}  // namespace narrows::cpu

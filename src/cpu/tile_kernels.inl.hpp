@@ -1,0 +1,327 @@
+// The tile operations as one text, compiled once for each instruction set after tile_vectors.inl.hpp and the set's Isa. The
+// rules for inline functions there hold here too.
+
+namespace narrows::cpu {
+namespace {
+
+// -------------------------------------------------------------------------------------------------- elementary functions
+
+// 2^x: 0 below the normal range, NaN for NaN; x at most about 100.
+template <class T> inline Vector<T> exp2_vector(Vector<T> x) {
+  using Facts = Traits<T>;
+  using Bits = typename Facts::Bits;
+  constexpr int kTerms = static_cast<int>(sizeof(Facts::kExp2) / sizeof(T));
+  const Vector<T> shifted = x + Facts::kRound;
+  const Vector<T> f = x - (shifted - Facts::kRound);
+  Vector<T> series = splat(Facts::kExp2[kTerms - 1]);
+  for (int term = kTerms - 2; term >= 0; --term) series = Isa::fma(series, f, splat(Facts::kExp2[term]));
+  const Bits exponent = ((Bits)shifted << Facts::kMantissa) + (typename Facts::Bit{Facts::kBias} << Facts::kMantissa);
+  const Vector<T> power = (Vector<T>)exponent;
+  const Vector<T> result = Isa::fma(series * f, power, power);
+  return x < T{1 - Facts::kBias} ? Vector<T>{} : result;
+}
+
+inline FloatVector tanh_vector(FloatVector x) {
+  const FloatVector size = x < 0.f ? -x : x;
+  // y + y^3 (...) up to 0.7, minimax in relative error (2^-26).
+  const FloatVector square = x * x;
+  constexpr float kTerms[] = {-0.0051386628326249028282f, 0.02009197086672725174f, -0.053558861651476580419f,
+                              0.13329110743987422258f, -0.33333189900403478212f};
+  FloatVector series = splat(kTerms[0]);
+  for (int term = 1; term < 5; ++term) series = Isa::fma(series, square, splat(kTerms[term]));
+  const FloatVector small = Isa::fma(x * square, series, x);
+  const FloatVector capped = size > 10.f ? splat(10.f) : size;  // tanh rounds to 1 from 9.02 on
+  const FloatVector large = 1.f - 2.f / (exp2_vector<float>(capped * 2.885390081777927f) + 1.f);
+  return size < 0.7f ? small : (x < 0.f ? -large : large);
+}
+
+inline DoubleVector tanh_vector(DoubleVector x) {
+  for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = __builtin_tanh(x[lane]);
+  return x;
+}
+
+struct VectorMath {
+  template <class S> static S tanh(S x) { return tanh_vector(x); }
+  template <class S, class T> static S fma(S x, T factor, T sum) { return Isa::fused(x, splat(factor), splat(sum)); }
+};
+
+// ------------------------------------------------------------------------------------------------------------ conversion
+
+template <class Out, class In> inline Out loaded(const In* source) {
+  In value;
+  __builtin_memcpy(&value, source, sizeof value);
+  return static_cast<Out>(value);
+}
+
+template <class T> T element(const std::byte* p, DType dtype) {
+  switch (dtype) {
+    case DType::fp16:
+      return static_cast<T>(half_to_float(loaded<unsigned short>(reinterpret_cast<const unsigned short*>(p))));
+    case DType::bf16:
+      return static_cast<T>(bfloat_to_float(loaded<unsigned short>(reinterpret_cast<const unsigned short*>(p))));
+    case DType::fp32: return loaded<T>(reinterpret_cast<const float*>(p));
+    default: return loaded<T>(reinterpret_cast<const double*>(p));
+  }
+}
+
+inline i64 size_of(DType dtype) { return dtype == DType::fp64 ? 8 : dtype == DType::fp32 ? 4 : 2; }
+
+// The consecutive elements of a row; returns how many were done here.
+inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, float* out) {
+  i64 done = 0;
+  if (dtype == DType::fp32) {
+    __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(float));
+    done = count;
+  } else if (dtype == DType::bf16) {
+    const unsigned short* source = reinterpret_cast<const unsigned short*>(row);
+    for (; done < count; ++done) out[done] = bfloat_to_float(source[done]);
+  } else if (dtype == DType::fp16) {
+    for (; done + kLanes<float> <= count; done += kLanes<float>) {
+      const FloatVector values = Isa::from_half(reinterpret_cast<const unsigned short*>(row) + done);
+      __builtin_memcpy(out + done, &values, sizeof values);
+    }
+  }
+  return done;
+}
+
+inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, double* out) {
+  if (dtype != DType::fp64) return 0;
+  __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(double));
+  return count;
+}
+
+template <class T> void convert(const std::byte* row, i64 stride, DType dtype, i64 count, T* out) {
+  i64 done = stride == size_of(dtype) ? convert_consecutive(row, dtype, count, out) : 0;
+  for (; done < count; ++done) out[done] = element<T>(row + done * stride, dtype);
+}
+
+template <class T> void convert_or_clear(const Rows& source, i64 row, i64 from, i64 count, T* out) {
+  const std::byte* p = row < source.count ? source.row[row] : nullptr;
+  if (p)
+    convert(p + from * source.stride, source.stride, source.dtype, count, out);
+  else
+    for (i64 x = 0; x < count; ++x) out[x] = T{0};
+}
+
+inline void store_consecutive(const float* values, i64 count, std::byte* out, DType dtype) {
+  if (dtype == DType::fp32) {
+    __builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  unsigned short* target = reinterpret_cast<unsigned short*>(out);
+  i64 done = 0;
+  if (dtype == DType::bf16) {
+    for (; done < count; ++done) target[done] = float_to_bfloat(values[done]);
+    return;
+  }
+  for (; done + kLanes<float> <= count; done += kLanes<float>) Isa::to_half(at(values + done), target + done);
+  for (; done < count; ++done) target[done] = float_to_half(values[done]);
+}
+
+inline void store_consecutive(const double* values, i64 count, std::byte* out, DType) {
+  __builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(double));
+}
+
+template <class T> void store(const T* row, T factor, i64 count, std::byte* out, i64 stride, DType dtype) {
+  constexpr i64 kChunk = 64;
+  alignas(kVectorBytes) T values[kChunk];
+  const i64 size = size_of(dtype);
+  for (i64 from = 0; from < count; from += kChunk) {
+    const i64 chunk = count - from < kChunk ? count - from : kChunk;
+    for (i64 x = 0; x < chunk; ++x) values[x] = row[from + x] * factor + T{0};
+    if (stride == size) {
+      store_consecutive(values, chunk, out + from * size, dtype);
+      continue;
+    }
+    alignas(8) std::byte converted[kChunk * sizeof(T)];
+    store_consecutive(values, chunk, converted, dtype);
+    for (i64 x = 0; x < chunk; ++x)
+      __builtin_memcpy(out + (from + x) * stride, converted + x * size, static_cast<std::size_t>(size));
+  }
+}
+
+template <class T> bool all_finite(const T* values, i64 count) {
+  Vector<T> sum = {};
+  for (i64 x = 0; x < count; x += kLanes<T>) sum += at(values + x) * T{0};
+  bool finite = true;
+  for (int lane = 0; lane < kLanes<T>; ++lane) finite = finite && sum[lane] == T{0};
+  return finite;
+}
+
+// --------------------------------------------------------------------------------------------------------------- packing
+
+template <class T> constexpr int kColumns = 2 * kLanes<T>;
+
+// rows x length to [length][Width]: in pieces that stay in L1 between the conversion and the transposition.
+template <int Width, class T> void transpose(const Rows& source, i64 first, T sign, T* out) {
+  constexpr i64 kPiece = 64;
+  T piece[Width][kPiece];
+  for (i64 from = 0; from < source.length; from += kPiece) {
+    const i64 count = source.length - from < kPiece ? source.length - from : kPiece;
+    for (int r = 0; r < Width; ++r) convert_or_clear(source, first + r, from, count, piece[r]);
+    for (i64 x = 0; x < count; ++x)
+      for (int r = 0; r < Width; ++r) out[(from + x) * Width + r] = piece[r][x] * sign;
+  }
+}
+
+template <class T> void pack_query(const Rows& source, T sign, T* panel) {
+  transpose<Isa::kRows>(source, 0, sign, panel);
+}
+
+template <class T> void pack_keys(const Rows& source, T* strips) {
+  for (i64 first = 0; first < source.count; first += kColumns<T>)
+    transpose<kColumns<T>>(source, first, T{1}, strips + first * source.length);
+}
+
+template <class T> void pack_values(const Rows& source, T* strips) {
+  const i64 keys = (source.count + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
+  for (i64 from = 0; from < source.length; from += kColumns<T>) {
+    const i64 count = source.length - from < kColumns<T> ? source.length - from : i64{kColumns<T>};
+    T* strip = strips + from * keys;
+    for (i64 key = 0; key < keys; ++key, strip += kColumns<T>) {
+      convert_or_clear(source, key, from, count, strip);
+      for (i64 x = count; x < kColumns<T>; ++x) strip[x] = T{0};
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------- products
+
+// Each accumulator is one chain over x in ascending order, whatever R is: a row's bits do not depend on its panel.
+template <class T, int R> void scores_strip(const T* panel, const T* keys, i64 d, T* s, i64 ld) {
+  Vector<T> sum[R][2] = {};
+  for (i64 x = 0; x < d; ++x, panel += Isa::kRows, keys += kColumns<T>) {
+    const Vector<T> left = at(keys), right = at(keys + kLanes<T>);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vector<T> q = splat(panel[r]);
+      sum[r][0] = Isa::fma(q, left, sum[r][0]);
+      sum[r][1] = Isa::fma(q, right, sum[r][1]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    at(s + r * ld) = sum[r][0];
+    at(s + r * ld + kLanes<T>) = sum[r][1];
+  }
+}
+
+template <class T, int R, int Vectors>
+void accumulate_strip(const T* p, i64 ld, const T* values, i64 keys, T* o, i64 o_ld) {
+  Vector<T> sum[R][Vectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = at(o + r * o_ld + v * kLanes<T>);
+  for (i64 key = 0; key < keys; ++key, values += kColumns<T>) {
+    Vector<T> value[Vectors];
+    for (int v = 0; v < Vectors; ++v) value[v] = at(values + v * kLanes<T>);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vector<T> weight = splat(p[r * ld + key]);
+      for (int v = 0; v < Vectors; ++v) sum[r][v] = Isa::fma(weight, value[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < Vectors; ++v) at(o + r * o_ld + v * kLanes<T>) = sum[r][v];
+}
+
+template <class T, int R> void scores_rows(const T* panel, int count, const T* keys, i64 strips, i64 d, T* s, i64 ld) {
+  if constexpr (R > 1) {
+    if (count < R) return scores_rows<T, R - 1>(panel, count, keys, strips, d, s, ld);
+  }
+  for (i64 strip = 0; strip < strips; ++strip)
+    scores_strip<T, R>(panel, keys + strip * d * kColumns<T>, d, s + strip * kColumns<T>, ld);
+}
+
+template <class T> void scores(const T* panel, int count, const T* keys, i64 strips, i64 d, T* s, i64 ld) {
+  scores_rows<T, Isa::kRows>(panel, count, keys, strips, d, s, ld);
+}
+
+template <class T, int R>
+void accumulate_rows(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o,
+                     i64 o_ld) {
+  if constexpr (R > 1) {
+    if (count < R) return accumulate_rows<T, R - 1>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
+  }
+  for (i64 from = 0; from < dv; from += kColumns<T>, values += strip_stride) {
+    if (dv - from > kLanes<T>)
+      accumulate_strip<T, R, 2>(p, ld, values, keys, o + from, o_ld);
+    else
+      accumulate_strip<T, R, 1>(p, ld, values, keys, o + from, o_ld);
+  }
+}
+
+template <class T>
+void accumulate(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o, i64 o_ld) {
+  accumulate_rows<T, Isa::kRows>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
+}
+
+// --------------------------------------------------------------------------------------------------------------- softmax
+
+template <class T> Vector<T> ascending() {
+  Vector<T> lanes;
+  for (int lane = 0; lane < kLanes<T>; ++lane) lanes[lane] = static_cast<T>(lane);
+  return lanes;
+}
+
+template <class T> void logits(T* s, i64 columns, const ScoreRules<T>& given, T position, const T* bias) {
+  const ScoreRules<T> rules = given;  // a copy, which the stores cannot change
+  Vector<T> offset = position - ascending<T>();
+  for (i64 column = 0; column < columns; column += kLanes<T>, offset -= static_cast<T>(kLanes<T>)) {
+    const Vector<T> distance = offset < T{0} ? -offset : offset;
+    const Vector<T> added = bias ? at(bias + column) : Vector<T>{};
+    const Vector<T> x = logit<VectorMath>(at(s + column), rules, distance, added);
+    at(s + column) = added == -kInf<T> ? splat(-kInf<T>) : x;
+  }
+}
+
+template <class T> T maximum(const T* s, i64 columns) {
+  Vector<T> left = at(s), right = at(s + kLanes<T>);
+  for (i64 column = kColumns<T>; column < columns; column += kColumns<T>) {
+    left = Isa::max(at(s + column), left);
+    right = Isa::max(at(s + column + kLanes<T>), right);
+  }
+  left = Isa::max(left, right);
+  T result = -kInf<T>;  // a NaN is no maximum, also where it stands in the first columns
+  for (int lane = 0; lane < kLanes<T>; ++lane) result = left[lane] > result ? left[lane] : result;
+  return result;
+}
+
+// Which of the two sums a column goes to depends on its place in the tile alone. Units and reference come by value: through a
+// reference they would be reloaded after every store.
+template <class T, bool Near> T weights_of(T* s, i64 columns, Units<T> units, Reference<T> reference) {
+  Vector<T> sum[2] = {};
+  for (i64 column = 0; column < columns; column += kColumns<T>) {
+    for (int half = 0; half < 2; ++half) {
+      Vector<T>& x = at(s + column + half * kLanes<T>);
+      if constexpr (Near)
+        x = exp2_vector<T>(VectorMath::fma(x, units.c, -reference.subtrahend));
+      else
+        x = exp2_vector<T>(weight_exponent<VectorMath>(units, reference, x));
+      sum[half] += x;
+    }
+  }
+  alignas(kVectorBytes) T lanes[kLanes<T>];
+  at(lanes) = sum[0] + sum[1];
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
+template <class T> T weights(T* s, i64 columns, const Units<T>& units, const Reference<T>& reference) {
+  return reference.base == T{0} ? weights_of<T, true>(s, columns, units, reference)
+                                : weights_of<T, false>(s, columns, units, reference);
+}
+
+template <class T> void multiply(T* values, i64 count, T factor) {
+  for (i64 x = 0; x < count; ++x) values[x] *= factor;
+}
+
+template <class T>
+constexpr TileKernels<T> kKernels{Isa::kName,     Isa::kRows, kColumns<T>,   pack_query<T>, pack_keys<T>,
+                                  pack_values<T>, convert<T>, all_finite<T>, scores<T>,     logits<T>,
+                                  maximum<T>,     weights<T>, multiply<T>,   accumulate<T>, store<T>};
+
+}  // namespace
+}  // namespace narrows::cpu

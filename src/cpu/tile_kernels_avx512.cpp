@@ -1,0 +1,38 @@
+// AVX-512 F, DQ, BW and VL: 12 x 2 vectors of accumulators in 32 registers.
+#define NARROWS_VECTOR_BYTES 64
+#include "cpu/tile_vectors.inl.hpp"
+
+#include <immintrin.h>
+
+namespace narrows::cpu {
+namespace {
+
+struct Isa {
+  static constexpr const char* kName = "avx512";
+  static constexpr int kRows = 12;
+
+  using F = FloatVector;
+  using D = DoubleVector;
+  static F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps(a, b, c); }
+  static D fma(D a, D b, D c) { return (D)_mm512_fmadd_pd(a, b, c); }
+  static F fused(F a, F b, F c) { return fma(a, b, c); }
+  static D fused(D a, D b, D c) { return fma(a, b, c); }
+  static F max(F a, F b) { return (F)_mm512_maskz_max_ps(0xffff, a, b); }
+  static D max(D a, D b) { return (D)_mm512_maskz_max_pd(0xff, a, b); }
+  static F from_half(const unsigned short* source) {
+    return (F)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+  }
+  static void to_half(F value, unsigned short* out) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+}  // namespace
+}  // namespace narrows::cpu
+
+#include "cpu/tile_kernels.inl.hpp"
+
+namespace narrows::cpu {
+constinit const InstructionSet kTileKernelsAvx512{kKernels<float>, kKernels<double>};
+}  // namespace narrows::cpu

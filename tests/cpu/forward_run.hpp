@@ -1,0 +1,58 @@
+// Runs the blocked forward with chosen blocks, threads and instruction set, so that small calls have many tiles.
+#pragma once
+
+#include "core/work.hpp"
+#include "cpu/forward.hpp"
+#include "cpu/tile_kernels.hpp"
+#include "plan/plan.hpp"
+#include "tests/support/attention.hpp"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace narrows::test {
+
+struct Blocks {
+  std::string instruction_set = {};  // empty: the best
+  int threads = 2;
+  i64 query_block = 24, key_block = 32, heads_at_once = 2;
+};
+
+inline std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const auto* kernels : cpu::available_tile_kernels<float>()) names.emplace_back(kernels->name);
+  return names;
+}
+
+inline void run_forward(const Inputs& in, const Outputs& out, const Options& options, const Blocks& blocks = {}) {
+  const Call call = make_forward(in, out, options);
+  Machine machine;
+  machine.instruction_set = blocks.instruction_set.empty() ? instruction_sets().front() : blocks.instruction_set;
+  Plan plan = choose(call.problem, work(call), machine, "cpu").plan;
+  plan.threads = blocks.threads;
+  plan.query_block = blocks.query_block;
+  plan.key_block = blocks.key_block;
+  plan.heads_at_once = blocks.heads_at_once;
+  cpu::run_forward(call.problem, plan, call.buffers);
+}
+inline void run_forward(Attention& a, const Blocks& blocks = {}) { run_forward(a.in(), a.out(), a.options, blocks); }
+
+/// The same elements seen through a negative stride: axis 0 of `t` becomes its reverse, and so on.
+inline Tensor reversed(Tensor t, std::size_t axis) {
+  const std::int64_t last = (t.shape[axis] - 1) * t.strides[axis];
+  t.data = static_cast<std::byte*>(t.data) + last * static_cast<std::int64_t>(item_size(t.dtype));
+  t.strides[axis] = -t.strides[axis];
+  return t;
+}
+
+/// Every index of `axis` reads index 0.
+inline Tensor expanded(Tensor t, std::size_t axis) {
+  t.strides[axis] = 0;
+  return t;
+}
+
+/// 1 in `few` cases under NARROWS_TEST_SMALL=1, for sanitizers.
+inline int repeats(int many, int few) { return std::getenv("NARROWS_TEST_SMALL") ? few : many; }
+
+}  // namespace narrows::test
