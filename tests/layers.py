@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the layers of the source tree: `layers.py ROOT` prints every breach as FILE:LINE: TEXT and exits with 1 if any.
-`layers.py ROOT --includes`, which is part of every build, leaves out the sizes of files.
+`layers.py --includes-only ROOT`, which is part of every build, leaves out the sizes of files.
 
 Layers, lowest first; a file may include its own layer and lower ones:
 include/narrows, src/shared, src/core, src/plan, src/cpu, src/kernels, src/cuda, src/dist, src/api.

@@ -134,8 +134,8 @@ class Layers(unittest.TestCase):
             for name, text in {"src/core/a.hpp": '#include "plan/b.hpp"\n', "src/plan/b.hpp": "\n" * 500}.items():
                 (Path(folder) / name).parent.mkdir(parents=True)
                 (Path(folder) / name).write_text(text, encoding="utf-8")
-            for options, words in {(): ["src/core/a.hpp:1:", "500 lines"], ("--includes",): ["src/core/a.hpp:1:"]}.items():
-                result = subprocess.run([sys.executable, layers.__file__, folder, *options], capture_output=True, text=True)
+            for options, words in {(): ["src/core/a.hpp:1:", "500 lines"], ("--includes-only",): ["src/core/a.hpp:1:"]}.items():
+                result = subprocess.run([sys.executable, layers.__file__, *options, folder], capture_output=True, text=True)
                 self.assertEqual(result.returncode, 1)
                 self.assertEqual(len(result.stdout.splitlines()), len(words), result.stdout)
                 for word in words:
