@@ -113,7 +113,7 @@ TEST(ReferencePhilox, dropout_takes_low_halves_first) {
     EXPECT_EQ(quarter.factor(0, 0, 0, static_cast<std::int64_t>(j)), kept[j] ? 65536.0 / 49152 : 0) << j;
 }
 
-// The third known answer, reached through seed, offset, position and origin: 6cfe... are its halves, fe09 16cf is word 0.
+// The third known answer, reached through seed, offset, positions and origin; its words are d16cfe09 94fdcceb ...
 TEST(ReferencePhilox, dropout_counts_by_global_position) {
   const std::int64_t heads = 0x1000;
   const Origin origin{0x13198, 0xa00, 0x85a30000, 0x243f6a88LL * 8 - 16, heads};
