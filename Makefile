@@ -22,7 +22,7 @@ help:
 	@echo "JOBS=N limits the parallel jobs. Missing packages are installed where root or sudo is at hand."
 
 demo: cli
-	build/release/narrows run examples/minilm/minilm-layers.safetensors --check
+	@scripts/demo build/release/narrows
 
 bench: cli
 	build/release/narrows bench
@@ -55,7 +55,8 @@ build/venv/requirements.stamp: python/requirements-test.txt
 build/venv/package.stamp: build/venv/requirements.stamp pyproject.toml CMakeLists.txt \
     $(shell find cmake include src python -type f -not -name '*.pyc' 2>/dev/null)
 	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
-	  --config-settings=build-dir=build/python .
+	  --config-settings=build-dir=build/python \
+	  $(if $(WERROR),--config-settings=cmake.define.NARROWS_WARNINGS_AS_ERRORS=ON) .
 	@touch $@
 
 asan:
