@@ -32,7 +32,7 @@ def test_every_field_of_the_header_is_an_argument():
     fields = header.split("struct Options {")[1].split("\n};")[0]
     fields = re.sub(r"//.*", "", fields)
     names = {
-        name.split("=")[0].strip()
+        re.split("[={]", name)[0].strip()
         for line in re.findall(r"^\s*[\w:<>]+ ([^;(]+);", fields, re.MULTILINE)
         for name in line.split(",")
     }

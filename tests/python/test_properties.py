@@ -2,11 +2,17 @@
 
 import ml_dtypes
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import check
 
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # to shrink a failure takes minutes; add Phase.shrink by hand
+    suppress_health_check=[HealthCheck.too_slow],
+)
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 LENGTH = st.integers(0, 40)
 
