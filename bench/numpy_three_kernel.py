@@ -91,15 +91,25 @@ def measure(arguments, causal):
     return {name: float(np.median(ms)) for name, ms in times.items()}
 
 
+def peak_tflops(arguments):
+    """The rate that narrows measured for this CPU's multiply-adds: what it predicts a compute-bound problem to run at."""
+    x = np.broadcast_to(np.float32(0), (1, 16384, 1, 128))
+    cost = narrows.explain(x, x, x, threads=arguments.threads)
+    assert cost.limited_by == "compute"
+    return cost.flops / cost.predicted_seconds / 1e12
+
+
 def row(arguments, causal):
     ms = measure(arguments, causal)
+    peak = peak_tflops(arguments)
     d, s, h = arguments.head_dim, arguments.sequence, arguments.heads
     pairs = h * s * s / (2 if causal else 1)
     ours, theirs = ms["narrows"], ms["three_kernel"]
+    tflops = 4 * d * pairs / ours / 1e9
     return {
         "op": "forward", "backend": "cpu", "family": "cpu", "dtype": "fp32", "b": 1, "h": h, "hk": h, "sq": s, "sk": s,
         "d": d, "dv": d, "causal": causal, "case": "", "threads": arguments.threads, "ms": round(ours, 3),
-        "tflops": round(4 * d * pairs / ours / 1e9, 4), "peers": {"three_kernel": round(theirs, 3)},
+        "tflops": round(tflops, 4), "peak": round(peak, 4), "fraction": round(tflops / peak, 4), "peers": {"three_kernel": round(theirs, 3)},
         "against": "three_kernel", "ratio": round(theirs / ours, 3),
     }  # fmt: skip
 
