@@ -13,6 +13,9 @@
 #include <type_traits>
 
 namespace narrows::cpu {
+
+extern const InstructionSet kTileKernelsWide;
+
 namespace {
 
 template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
@@ -22,6 +25,15 @@ template <class T> constexpr double kEpsilon = std::numeric_limits<T>::epsilon()
 template <class T> class TileKernelsTest : public testing::Test {};
 using ComputeTypes = testing::Types<float, double>;
 TYPED_TEST_SUITE(TileKernelsTest, ComputeTypes);
+
+/// All that can run here, and tile_kernels_wide.cpp.
+template <class T> std::vector<const TileKernels<T>*> tested_kernels() {
+  const auto available = available_tile_kernels<T>();
+  std::vector<const TileKernels<T>*> kernels(available.begin(), available.end());
+  if constexpr (std::is_same_v<T, float>) kernels.push_back(&kTileKernelsWide.single);
+  if constexpr (std::is_same_v<T, double>) kernels.push_back(&kTileKernelsWide.twice);
+  return kernels;
+}
 
 template <class T> std::vector<DType> storage_types() {
   if constexpr (std::is_same_v<T, double>) return {DType::fp64};
@@ -76,7 +88,7 @@ TYPED_TEST(TileKernelsTest, the_list_ends_with_the_portable_one) {
 
 TYPED_TEST(TileKernelsTest, packing_transposes_converts_and_pads_with_zeros) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>())
+  for (const auto* set : tested_kernels<T>())
     for (const DType dtype : storage_types<T>())
       for (const i64 stride : {1, 3, 0, -1, -2})
         for (const i64 length : {1, 5, 16, 33, 64, 70}) {
@@ -110,7 +122,7 @@ TEST(TileKernels, every_16_bit_number_is_read_and_written_exactly) {
   std::vector<std::uint16_t> bits(65536), back(65536);
   for (std::size_t x = 0; x < bits.size(); ++x) bits[x] = static_cast<std::uint16_t>(x);
   std::vector<float> values(65536);
-  for (const auto* set : available_tile_kernels<float>())
+  for (const auto* set : tested_kernels<float>())
     for (const DType dtype : {DType::fp16, DType::bf16}) {
       set->convert(reinterpret_cast<const std::byte*>(bits.data()), 2, dtype, 65536, values.data());
       set->store(values.data(), 1.f, 65536, reinterpret_cast<std::byte*>(back.data()), 2, dtype);
@@ -138,7 +150,7 @@ TEST(TileKernels, stores_round_to_nearest_even) {
   }
   for (float tie = 1.f; tie < 2.f; tie += 1.f / 4096) values.push_back(tie);
   const i64 count = static_cast<i64>(values.size());
-  for (const auto* set : available_tile_kernels<float>())
+  for (const auto* set : tested_kernels<float>())
     for (const DType dtype : {DType::fp16, DType::bf16})
       for (const i64 stride : {1, 2}) {
         std::vector<std::uint16_t> out(values.size() * 2);
@@ -155,7 +167,7 @@ TEST(TileKernels, stores_round_to_nearest_even) {
 
 TYPED_TEST(TileKernelsTest, stores_multiply_and_touch_nothing_else) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>())
+  for (const auto* set : tested_kernels<T>())
     for (const i64 count : {1, 7, 64, 65, 200})
       for (const i64 stride : {1, 3}) {
         const Scratch<T> row = random_scratch<T>(count, 3);
@@ -171,7 +183,7 @@ TYPED_TEST(TileKernelsTest, stores_multiply_and_touch_nothing_else) {
 
 TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend_on_the_panel) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>())
+  for (const auto* set : tested_kernels<T>())
     for (const i64 d : {1, 3, 64, 131}) {
       const i64 rows = set->rows, columns = set->columns, keys = 3 * columns, ld = keys + 16;
       const Scratch<T> panel = random_scratch<T>(rows * d, 1), strips = random_scratch<T>(keys * d, 2);
@@ -204,7 +216,7 @@ TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend
 
 TYPED_TEST(TileKernelsTest, accumulate_adds_weighted_values_for_every_width) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>()) {
+  for (const auto* set : tested_kernels<T>()) {
     const i64 rows = set->rows, columns = set->columns, keys = 2 * columns, ld = keys + 16;
     for (const i64 dv : {i64{1}, columns / 2, columns / 2 + 1, columns, columns + 1, 3 * columns}) {
       const i64 width = (dv + columns - 1) / columns * columns;
@@ -234,7 +246,7 @@ TYPED_TEST(TileKernelsTest, accumulate_adds_weighted_values_for_every_width) {
 TYPED_TEST(TileKernelsTest, weights_are_powers_of_two_near_and_far) {
   using T = TypeParam;
   const double smallest = sizeof(T) == 4 ? -126 : -1022;
-  for (const auto* set : available_tile_kernels<T>())
+  for (const auto* set : tested_kernels<T>())
     for (const bool far : {false, true}) {
       const i64 count = 40 * set->columns;
       Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(count));
@@ -272,7 +284,7 @@ TYPED_TEST(TileKernelsTest, weights_are_powers_of_two_near_and_far) {
 
 TYPED_TEST(TileKernelsTest, weights_of_nothing_and_of_nan) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>()) {
+  for (const auto* set : tested_kernels<T>()) {
     Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(set->columns));
     std::fill_n(s.get(), set->columns, -kInf<T>);
     EXPECT_EQ(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{}), T{0});
@@ -286,7 +298,7 @@ TYPED_TEST(TileKernelsTest, weights_of_nothing_and_of_nan) {
 
 TYPED_TEST(TileKernelsTest, maximum_ignores_nan_and_finds_every_place) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>()) {
+  for (const auto* set : tested_kernels<T>()) {
     const i64 count = 3 * set->columns;
     Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(count));
     for (i64 place = 0; place < count; ++place) {
@@ -302,7 +314,7 @@ TYPED_TEST(TileKernelsTest, maximum_ignores_nan_and_finds_every_place) {
 
 TYPED_TEST(TileKernelsTest, logits_apply_scale_cap_distance_and_bias) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>())
+  for (const auto* set : tested_kernels<T>())
     for (const double cap : {0.0, 2.0, 50.0})
       for (const double slope : {0.0, 0.25}) {
         const i64 count = 8 * set->columns;
@@ -335,7 +347,7 @@ TYPED_TEST(TileKernelsTest, logits_apply_scale_cap_distance_and_bias) {
 
 TYPED_TEST(TileKernelsTest, one_infinity_or_nan_is_found_anywhere) {
   using T = TypeParam;
-  for (const auto* set : available_tile_kernels<T>()) {
+  for (const auto* set : tested_kernels<T>()) {
     const i64 count = 2 * set->columns;
     Scratch<T> values = random_scratch<T>(count, 6);
     EXPECT_TRUE(set->all_finite(values.get(), count));
