@@ -146,6 +146,8 @@ template <class T> ForwardCall<T> make_forward_call(const Problem& problem, cons
 }
 
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  // Without results a batch needs no memory, and may be too large to walk through.
+  if (problem.heads == 0 || problem.query_rows == 0) return;
   if (problem.dtype == DType::fp64)
     run<double>(problem, plan, buffers);
   else
