@@ -74,7 +74,10 @@ void check_dropout(Call& call, const Options& options) {
     refuse_value("origin.H", model_heads,
                  text("origin.h + h = ", origin.h, " + ", problem.heads, " heads must fit in it"),
                  to_text(saturating_add(origin.h, problem.heads)));
-  constexpr i64 kWord = i64{1} << 32;  // Philox counter words
+  problem.rules.dropout = p;
+  problem.rules.origin = origin;
+  if (p == 0) return;  // no Philox counter is made
+  constexpr i64 kWord = i64{1} << 32;  // of a Philox counter
   i64 last_row = 0;
   if (__builtin_add_overflow(origin.b, problem.batch, &last_row) ||
       __builtin_mul_overflow(last_row, model_heads, &last_row) || last_row > kWord)
@@ -83,8 +86,6 @@ void check_dropout(Call& call, const Options& options) {
     refuse_value("origin.i", origin.i, "query positions must stay below 2^32", "0");
   if (origin.j > 8 * kWord - problem.max_keys)
     refuse_value("origin.j", origin.j, "key positions must stay below 2^35", "0");
-  problem.rules.dropout = p;
-  problem.rules.origin = origin;
 }
 
 void check_score_tensors(Call& call, const Options& options, bool needs_data) {

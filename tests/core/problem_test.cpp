@@ -247,6 +247,8 @@ TEST(Problem, dropout) {
   EXPECT_EQ(call.refusal(), "origin: (-1, 0, 0, 0, 0): (b, h, i, j, H) must be >= 0; nearest legal: 0");
   call.options.origin = {.b = std::int64_t{1} << 31};
   EXPECT_EQ(call.refusal(), "origin.b: 2147483648: (origin.b + b) * H must be <= 2^32, with H = 4; nearest legal: 0");
+  call.options.dropout = 0;
+  EXPECT_EQ(call.refusal(), "");  // without dropout no position is counted in 32 bits
 }
 
 TEST(Problem, I07_slopes_and_sinks_of_any_float_type) {
