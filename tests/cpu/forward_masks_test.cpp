@@ -154,7 +154,8 @@ class CpuForwardCounting : public testing::TestWithParam<Layout> {};
 
 TEST_P(CpuForwardCounting, every_mask_shows_exactly_its_keys) {
   const bool varlen = GetParam() == Layout::varlen || GetParam() == Layout::varlen_seqused;
-  const std::vector<Dims> sizes{{45, 83}, {83, 45}, {1, 70}};
+  std::vector<Dims> sizes{{45, 83}, {83, 45}, {1, 70}};
+  sizes.resize(static_cast<std::size_t>(repeats(3, 1)));
   for (const Rule& rule : kRules)
     for (const Dims& size : sizes)
       for (const std::string& set : instruction_sets()) {

@@ -52,7 +52,7 @@ inline Tensor expanded(Tensor t, std::size_t axis) {
   return t;
 }
 
-/// 1 in `few` cases under NARROWS_TEST_SMALL=1, for sanitizers.
+/// `few` under NARROWS_TEST_SMALL=1, for sanitizers.
 inline int repeats(int many, int few) { return std::getenv("NARROWS_TEST_SMALL") ? few : many; }
 
 }  // namespace narrows::test
