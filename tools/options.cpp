@@ -140,11 +140,9 @@ void add_computing(CLI::App& command, CallOptions& call) {
 
 /// A list has no strides and lives as long as its map.
 template <class Lists> void point_to(Lists& lists, Options& values) {
-  for (auto& [name, list] : lists) {
-    const auto found = std::find_if(kTensorNames.begin(), kTensorNames.end(),
-                                    [&name](const TensorName& tensor) { return tensor.name == name; });
-    values.*(found->member) = view(list.data(), Dims{static_cast<std::int64_t>(list.size())});
-  }
+  for (const TensorName& tensor : kTensorNames)
+    if (const auto list = lists.find(tensor.name); list != lists.end())
+      values.*tensor.member = view(list->second.data(), Dims{static_cast<std::int64_t>(list->second.size())});
 }
 
 }  // namespace
