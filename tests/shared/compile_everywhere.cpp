@@ -25,7 +25,11 @@ std::string shared_text(const std::string& header) {
   return read(std::filesystem::path(NARROWS_SOURCE_DIR) / "src/shared" / header);
 }
 
-std::string quoted(const std::string& text) { return "'" + std::regex_replace(text, std::regex("'"), "'\\''") + "'"; }
+std::string quoted(const std::string& text) {
+  std::string shell = "'";
+  shell += std::regex_replace(text, std::regex("'"), "'\\''");
+  return shell += "'";
+}
 
 TEST(Shared, every_header_is_listed_here) {
   std::size_t count = 0;
