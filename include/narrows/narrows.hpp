@@ -194,8 +194,7 @@ struct Inputs {
 
 struct Outputs {
   Tensor o{};  // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
-  Tensor
-      lse;  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 (fp64 for fp64)
+  Tensor lse{};  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 or fp64
 };
 
 struct BackwardInputs {
