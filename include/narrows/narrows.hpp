@@ -193,7 +193,7 @@ struct Inputs {
 };
 
 struct Outputs {
-  Tensor o{};  // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
+  Tensor o{};    // (b, sq, h, dv), varlen (total_q, h, dv); q's dtype
   Tensor lse{};  // optional: natural log-sum-exp of each row's logits, (b, h, sq), varlen (h, total_q); fp32 or fp64
 };
 
