@@ -135,7 +135,7 @@ Call check_call(const Inputs& in, const Options& options, bool needs_data) {
   check_lengths(call, options);
   check_numbers(call, options);
   if (is_cache_call(options)) check_cache(call, options, needs_data);
-  check_dropout(call, options);
+  check_dropout(call, options, needs_data);
   check_score_tensors(call, options, needs_data);
   check_state(call, options);
   call.buffers.q = view_of(in.q, query_axes(problem));
