@@ -142,11 +142,11 @@ struct Number {
 /// (Members say {} so that a designated initialiser may leave them out without a warning.)
 struct Options {
   // Scores: scale * Q K^T -> softcap -> + ALiBi + bias -> mask -> softmax over keys and sink -> dropout -> P V.
-  std::optional<double> scale;  // default 1 / sqrt(d); any finite value
-  double softcap = 0;           // cap * tanh(s / cap); 0 = off
-  Tensor alibi_slopes{};        // (h) or (b, h), floats; adds -slope * |p - j|
-  Tensor bias{};                // floats, broadcasts to (b, h, sq, sk); -inf masks
-  Tensor sinks{};               // (h), floats: one more logit per head that has no value row; -inf = none
+  std::optional<double> scale{};  // default 1 / sqrt(d); any finite value
+  double softcap = 0;             // cap * tanh(s / cap); 0 = off
+  Tensor alibi_slopes{};          // (h) or (b, h), floats; adds -slope * |p - j|
+  Tensor bias{};                  // floats, broadcasts to (b, h, sq, sk); -inf masks
+  Tensor sinks{};                 // (h), floats: one more logit per head that has no value row; -inf = none
 
   // Which keys a query sees. Query i stands at position p = i + shift on the keys' axis.
   Causal causal = Causal::none;  // j <= p; bottom_right: shift = sk - sq, top_left: shift = 0
@@ -179,12 +179,12 @@ struct Options {
   // How to compute. None changes the result beyond rounding.
   bool deterministic = false;
   bool batch_invariant = false;
-  int num_splits = 0;       // of the keys; 0 = the plan decides
-  Tensor workspace{};       // uint8: scratch that the caller owns
-  Tensor status{};          // int32 (4) on the device: code, sequence, value, limit
-  bool check = false;       // synchronise and throw what `status` would say
-  int threads = 0;          // CPU; 0 = NARROWS_THREADS, else every core
-  std::string_view family;  // force a family by name; default NARROWS_FAMILY, else the fastest that accepts
+  int num_splits = 0;         // of the keys; 0 = the plan decides
+  Tensor workspace{};         // uint8: scratch that the caller owns
+  Tensor status{};            // int32 (4) on the device: code, sequence, value, limit
+  bool check = false;         // synchronise and throw what `status` would say
+  int threads = 0;            // CPU; 0 = NARROWS_THREADS, else every core
+  std::string_view family{};  // force a family by name; default NARROWS_FAMILY, else the fastest that accepts
 };
 
 struct Inputs {
