@@ -57,6 +57,7 @@ struct Buffers {
 
   Indices cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, shift;
   LateNumber seed, offset;
+  std::byte* workspace = nullptr;  // the caller's; null = the backend allocates
 
   Indices cache_seqlens, cache_batch_idx, leftpad, rotary_base, block_table;
 };

@@ -111,6 +111,7 @@ void check_state(Call& call, const Options& options) {
     if (workspace.shape.rank() != 1 || (workspace.shape[0] > 1 && stride(workspace, 0) != 1))
       refuse_value("workspace", text("shape ", workspace.shape), "must be one row of bytes without gaps");
     call.problem.workspace_bytes = workspace.shape[0];
+    call.buffers.workspace = static_cast<std::byte*>(workspace.data);
   }
   if (options.status.given()) {
     check_memory("status", options.status, call.problem.device, true);
