@@ -68,9 +68,25 @@ void check_saved(Call& call, const BackwardInputs& in) {
   problem.dout = layout_of(in.dout);
 }
 
+void refuse_cache(const Options& options) {
+  if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
+}
+
 }  // namespace
 
 Call make_explained(const Inputs& in, const Options& options) { return check_call(in, options, false); }
+
+Call make_explained_backward(const Inputs& in, const Options& options) {
+  refuse_cache(options);
+  Call call = check_call(in, options, false);
+  Problem& problem = call.problem;
+  problem.operation = Operation::backward;
+  problem.wants_dq = problem.wants_dk = problem.wants_dv = true;
+  problem.wants_dbias = options.bias.given();
+  problem.wants_dslopes = options.alibi_slopes.given();
+  problem.wants_dsinks = options.sinks.given();
+  return call;
+}
 
 Call make_forward(const Inputs& in, const Outputs& out, const Options& options) {
   Call call = check_call(in, options, true);
@@ -95,7 +111,7 @@ Call make_forward(const Inputs& in, const Outputs& out, const Options& options) 
 
 Call make_backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Inputs inputs{in.q, in.k, in.v};
-  if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
+  refuse_cache(options);
   Call call = check_call(inputs, options, true);
   Problem& problem = call.problem;
   Buffers& buffers = call.buffers;
@@ -119,7 +135,13 @@ Call make_backward(const BackwardInputs& in, const Gradients& out, const Options
   if (problem.wants_dq) buffers.dq = view_of(out.dq, query_axes(problem));
   if (problem.wants_dk) buffers.dk = view_of(out.dk, key_axes(problem));
   if (problem.wants_dv) buffers.dv = view_of(out.dv, key_axes(problem));
-  if (problem.wants_dbias) buffers.dbias = broadcast_view(out.dbias);
+  if (problem.wants_dbias) {
+    buffers.dbias = broadcast_view(out.dbias);
+    problem.dbias_sizes = {1, 1, 1, 1};
+    for (std::size_t axis = 0, missing = 4 - out.dbias.shape.rank(); missing + axis < 4; ++axis)
+      problem.dbias_sizes[missing + axis] = out.dbias.shape[axis];
+  }
+  problem.dslopes_per_batch = problem.wants_dslopes && out.dslopes.shape.rank() == 2;
   if (problem.wants_dslopes) buffers.dslopes = view_of(out.dslopes, slope_axes(out.dslopes));
   if (problem.wants_dsinks) buffers.dsinks = view_of(out.dsinks, Axes{0, -1, -1, -1});
   return call;

@@ -5,6 +5,8 @@
 #include "core/types.hpp"
 #include "shared/mask.h"
 
+#include <array>
+
 namespace narrows {
 
 enum class Operation : std::uint8_t { forward, backward };
@@ -63,6 +65,8 @@ struct Problem {
   Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
   bool wants_lse = false, wants_dq = false, wants_dk = false, wants_dv = false;
   bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false, has_dlse = false;
+  std::array<i64, 4> dbias_sizes{};  // (b, h, sq, sk), 1 where the bias is broadcast
+  bool dslopes_per_batch = false;    // dslopes is (b, h), not (h)
 
   bool deterministic = false, batch_invariant = false;
   int num_splits = 0, threads = 0;  // 0 = the plan decides
@@ -82,6 +86,8 @@ Call make_forward(const Inputs& in, const Outputs& out, const Options& options);
 Call make_backward(const BackwardInputs& in, const Gradients& out, const Options& options);
 /// As make_forward for shapes alone: data of all but the int32 tensors may be null, and there are no outputs.
 Call make_explained(const Inputs& in, const Options& options);
+/// The same of a backward that wants every gradient which its options allow.
+Call make_explained_backward(const Inputs& in, const Options& options);
 
 /// Sequence number `index` of the batch. Reads the length tensors, which make_* has checked.
 Sequence sequence(const Problem& problem, const Buffers& buffers, i64 index);
