@@ -1,0 +1,34 @@
+// tests/cases.jsonl, the one table of configurations, as calls with all their arrays.
+#pragma once
+
+#include "tests/support/attention.hpp"
+
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace narrows::test {
+
+/// One case in one dtype. The views in `options` look at `arrays` and at the vectors here.
+struct Case {
+  std::string id, note, layout;
+  std::vector<std::string> families;  // each must accept it
+  DType dtype = DType::fp32;
+  Attention call;
+  std::deque<Array> arrays;
+
+  Case() = default;
+  Case(Case&&) = default;  // views follow: Array's memory moves with it
+  Case& operator=(Case&&) = default;
+
+  std::string name() const;  // "E01 bf16: causal bottom-right, 2 queries, 5 keys"
+};
+
+/// The number of (case, dtype) pairs in the table, and one of them. Arrays are made when asked for.
+std::size_t case_count();
+Case make_case(std::size_t index);
+
+/// q, k and v in layouts that no array of its own can have: views of the call's.
+Inputs inputs(const Case& row);
+
+}  // namespace narrows::test
