@@ -2,33 +2,13 @@
 #include "tests/support/cases.hpp"
 #include "core/error.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/reference_numbers.hpp"
 #include "tests/support/check.hpp"
 
 #include <cmath>
 
 namespace narrows::test {
 namespace {
-
-/// Layouts that no array of its own can have: views of it.
-Inputs inputs(const Case& row) {
-  Inputs in = row.call.in();
-  if (row.layout == "expanded") {  // all keys and values equal the first of each head
-    in.k.strides[1] = 0;
-    in.v.strides[1] = 0;
-  } else if (row.layout == "reversed") {
-    for (Tensor* tensor : {&in.q, &in.k, &in.v}) {
-      auto* last = static_cast<std::byte*>(tensor->data);
-      for (std::size_t axis = 0; axis < tensor->shape.rank(); ++axis) {
-        last += (tensor->shape[axis] - 1) * tensor->strides[axis] * static_cast<std::int64_t>(item_size(tensor->dtype));
-        tensor->strides[axis] = -tensor->strides[axis];
-      }
-      tensor->data = last;
-    }
-  } else if (row.layout == "absurd_batch_stride") {
-    for (Tensor* tensor : {&in.q, &in.k, &in.v}) tensor->strides[0] = std::numeric_limits<std::int64_t>::max();
-  }
-  return in;
-}
 
 class Cases : public testing::TestWithParam<std::size_t> {
  protected:
@@ -58,6 +38,15 @@ TEST_P(Cases, counting_probe_sees_exactly_the_visible_keys) {
   row_.call.v.fill_one_hot();
   Options& options = row_.call.options;
   options.alibi_slopes = options.bias = options.sinks = {};
+  options.dropout = 0;
+  if (const Tensor& fresh = options.v_new; fresh.given()) {
+    const std::int64_t dv = fresh.shape[fresh.shape.rank() - 1];
+    Dims at = reference::first_of(fresh.shape);
+    for (std::int64_t element = 0; element < reference::elements(fresh.shape); ++element) {
+      reference::View(fresh).set_element(at, element / dv % dv == element % dv ? 1 : 0);
+      reference::advance(at, fresh.shape);
+    }
+  }
   const Inputs in = inputs(row_);
   const reference::ForwardResult exact = reference::exact_forward(in, options);
   for (const std::string& family : row_.families) {

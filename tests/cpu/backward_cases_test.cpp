@@ -126,6 +126,18 @@ TEST(CpuBackward, H22_hidden_keys_and_rows_of_nan_reach_nothing) {
     for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value));
 }
 
+TEST(CpuBackward, a_row_of_which_the_lse_says_that_no_key_weighs_is_not_read) {
+  BackwardCase c({.b = 1, .sq = 30, .sk = 40, .h = 2, .hk = 1, .d = 8, .dv = 8});
+  c.forward_by_oracle();
+  c.lse.set({0, 1, 5}, -std::numeric_limits<double>::infinity());
+  for (std::int64_t x = 0; x < 8; ++x)
+    for (Array* array : {&c.q, &c.o, &c.dout}) array->set({0, 5, 1, x}, kNaN);
+  c.run();
+  EXPECT_EQ(c.dq.at({0, 5, 1, 3}), 0);
+  for (const Array* array : c.results())
+    for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value));
+}
+
 TEST(CpuBackward, nan_of_a_row_stays_in_its_row_of_dq) {
   BackwardCase c({.b = 1, .sq = 30, .sk = 40, .h = 2, .hk = 1, .d = 8, .dv = 8});
   c.forward_by_oracle();

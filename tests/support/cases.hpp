@@ -28,4 +28,7 @@ struct Case {
 std::size_t case_count();
 Case make_case(std::size_t index);
 
+/// q, k and v in layouts that no array of its own can have: views of the call's.
+Inputs inputs(const Case& row);
+
 }  // namespace narrows::test
