@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -217,6 +218,30 @@ struct Gradients {  // each optional; written, not added to
 /// O = attention(q, k, v) and, if given, the LSE. Everything is checked before anything is written. A row that sees no key
 /// gets O = 0 and LSE = -inf (the sink with a sink). Safe to call from several threads at once. Throws Error.
 NARROWS_API void forward(const Inputs& in, const Outputs& out, const Options& options = {});
+
+/// The gradients that `out` asks for, from what forward read and wrote: P is computed again from q, k and the LSE, never
+/// stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the others.
+/// Memory is linear in the sequence and bits do not depend on the number of threads. Throws Error.
+NARROWS_API void backward(const BackwardInputs& in, const Gradients& out, const Options& options = {});
+
+/// One row's attention over several sets of keys, from the (o, lse) that forward gave for each set: splits, shared prefixes,
+/// ranks. All parts have the shapes, dtypes and device of `out`, whose lse is optional. A part that saw no key has
+/// lse = -inf and is left out, whatever its o; all empty gives (0, -inf). sinks: (h), counted once here and by no part.
+NARROWS_API void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks = {});
+
+/// Gradients of merge: of each part's o and lse, and of the sinks.
+struct MergeGradients {
+  std::span<const Outputs> parts{};  // as many as merge had; either tensor may be left out
+  Tensor dsinks{};
+};
+/// dout, dlse (optional): gradients of merge's results.
+NARROWS_API void merge_backward(std::span<const Outputs> parts, const Tensor& dout, const Tensor& dlse,
+                                const MergeGradients& out, const Tensor& sinks = {});
+
+/// Bytes of scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths and
+/// options matter: data may be null but for int32 tensors.
+NARROWS_API std::int64_t workspace_size(const Inputs& in, const Options& options = {});
+NARROWS_API std::int64_t backward_workspace_size(const Inputs& in, const Options& options = {});
 
 /// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read.
 struct Explanation {
