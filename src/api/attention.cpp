@@ -1,6 +1,7 @@
 // Read this first: a call becomes a Problem (facts), a Plan (decisions) and Buffers (addresses), and a backend runs it.
 #include "core/environment.hpp"
 #include "core/error.hpp"
+#include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
 #include "cpu/peak.hpp"
@@ -25,6 +26,12 @@ void write_status(const Tensor& status) {
   for (std::int64_t i = 0; i < 4; ++i) values[i * step] = 0;
 }
 
+void check_workspace(const Problem& problem, const Plan& plan) {
+  const std::int64_t need = plan.lent_workspace_bytes();
+  if (problem.workspace_bytes >= 0 && problem.workspace_bytes < need)
+    refuse_value("workspace", text(problem.workspace_bytes, " bytes"), text("this call needs ", need), to_text(need));
+}
+
 double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / static_cast<double>(bytes) : 0; }
 
 }  // namespace
@@ -32,8 +39,21 @@ double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / 
 void forward(const Inputs& in, const Outputs& out, const Options& options) {
   const Call call = make_forward(in, out, options);
   const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
+  check_workspace(call.problem, choice.plan);
   cpu::run_forward(call.problem, choice.plan, call.buffers);
   write_status(options.status);
+}
+
+void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
+  const Call call = make_backward(in, out, options);
+  const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
+  cpu::run_backward(call.problem, choice.plan, call.buffers);
+  write_status(options.status);
+}
+
+std::int64_t workspace_size(const Inputs& in, const Options& options) {
+  const Call call = make_explained(in, options);
+  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
 }
 
 Explanation explain(const Inputs& in, const Options& options) {
@@ -65,7 +85,7 @@ Explanation explain(const Inputs& in, const Options& options) {
 Info info() {
   const Machine machine = cpu::machine();
   Info info{.version = std::string(version()),
-            .cpu = machine.name,
+            .cpu = std::string(machine.name),
             .instruction_set = machine.instruction_set,
             .threads = machine.threads,
             .families = {}};

@@ -32,6 +32,14 @@ struct Indices {
   i64 at(i64 row, i64 index) const { return data[row * row_stride + index * stride]; }
 };
 
+/// A 64-bit number, or the place to read it from when the call runs.
+struct LateNumber {
+  std::uint64_t value = 0;
+  const std::int64_t* place = nullptr;
+
+  std::uint64_t read() const { return place ? static_cast<std::uint64_t>(*place) : value; }
+};
+
 struct Buffers {
   View q, k, v, o;              // (b, s, h, d); pages: k and v are (page, slot, kv head, d)
   View lse;                     // (b, h, s)
@@ -48,6 +56,9 @@ struct Buffers {
   View dsinks;            // (h)
 
   Indices cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, shift;
+  LateNumber seed, offset;
+  std::byte* workspace = nullptr;  // the caller's; null = the backend allocates
+
   Indices cache_seqlens, cache_batch_idx, leftpad, rotary_base, block_table;
 };
 

@@ -119,7 +119,13 @@ Call make_backward(const BackwardInputs& in, const Gradients& out, const Options
   if (problem.wants_dq) buffers.dq = view_of(out.dq, query_axes(problem));
   if (problem.wants_dk) buffers.dk = view_of(out.dk, key_axes(problem));
   if (problem.wants_dv) buffers.dv = view_of(out.dv, key_axes(problem));
-  if (problem.wants_dbias) buffers.dbias = broadcast_view(out.dbias);
+  if (problem.wants_dbias) {
+    buffers.dbias = broadcast_view(out.dbias);
+    problem.dbias_sizes = {1, 1, 1, 1};
+    for (std::size_t axis = 0, missing = 4 - out.dbias.shape.rank(); missing + axis < 4; ++axis)
+      problem.dbias_sizes[missing + axis] = out.dbias.shape[axis];
+  }
+  problem.dslopes_per_batch = problem.wants_dslopes && out.dslopes.shape.rank() == 2;
   if (problem.wants_dslopes) buffers.dslopes = view_of(out.dslopes, slope_axes(out.dslopes));
   if (problem.wants_dsinks) buffers.dsinks = view_of(out.dsinks, Axes{0, -1, -1, -1});
   return call;

@@ -111,6 +111,7 @@ void check_state(Call& call, const Options& options) {
     if (workspace.shape.rank() != 1 || (workspace.shape[0] > 1 && stride(workspace, 0) != 1))
       refuse_value("workspace", text("shape ", workspace.shape), "must be one row of bytes without gaps");
     call.problem.workspace_bytes = workspace.shape[0];
+    call.buffers.workspace = static_cast<std::byte*>(workspace.data);
   }
   if (options.status.given()) {
     check_memory("status", options.status, call.problem.device, true);
@@ -135,7 +136,7 @@ Call check_call(const Inputs& in, const Options& options, bool needs_data) {
   check_lengths(call, options);
   check_numbers(call, options);
   if (is_cache_call(options)) check_cache(call, options, needs_data);
-  check_dropout(call, options);
+  check_dropout(call, options, needs_data);
   check_score_tensors(call, options, needs_data);
   check_state(call, options);
   call.buffers.q = view_of(in.q, query_axes(problem));

@@ -5,6 +5,8 @@
 #include "core/types.hpp"
 #include "shared/mask.h"
 
+#include <array>
+
 namespace narrows {
 
 enum class Operation : std::uint8_t { forward, backward };
@@ -63,6 +65,8 @@ struct Problem {
   Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
   bool wants_lse = false, wants_dq = false, wants_dk = false, wants_dv = false;
   bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false, has_dlse = false;
+  std::array<i64, 4> dbias_sizes{};  // (b, h, sq, sk), 1 where the bias is broadcast
+  bool dslopes_per_batch = false;    // dslopes is (b, h), not (h)
 
   bool deterministic = false, batch_invariant = false;
   int num_splits = 0, threads = 0;  // 0 = the plan decides

@@ -12,14 +12,19 @@ void check_side(std::string_view argument, i64 value) {
   if (value < -1) refuse_value(argument, value, "must be >= 0, or -1 for unlimited", "-1");
 }
 
-void check_number(std::string_view argument, const Number& number, const Device& device, std::uint64_t most) {
-  if (!number.tensor.given()) {
-    if (number.value > most) refuse_value(argument, number.value, text("must be <= ", most), to_text(most));
-    return;
+/// A number in host memory is as well known as one given by value.
+LateNumber check_number(std::string_view argument, const Number& number, std::uint64_t most, const Device& device,
+                        bool needs_data) {
+  LateNumber late{number.value, nullptr};
+  if (number.tensor.given()) {
+    check_memory(argument, number.tensor, device, needs_data);
+    check_dtype(argument, number.tensor, DType::int64, "must be one int64");
+    check_shape(argument, number.tensor, Dims{1}, "(1)");
+    late.place = static_cast<const std::int64_t*>(number.tensor.data);
+    if (device.kind != DeviceKind::cpu || !needs_data) return late;
   }
-  check_memory(argument, number.tensor, device, true);
-  check_dtype(argument, number.tensor, DType::int64, "must be one int64");
-  check_shape(argument, number.tensor, Dims{1}, "(1)");
+  if (late.read() > most) refuse_value(argument, late.read(), text("must be <= ", most), to_text(most));
+  return late;
 }
 
 }  // namespace
@@ -57,14 +62,16 @@ void check_numbers(Call& call, const Options& options) {
   problem.threads = options.threads;
 }
 
-void check_dropout(Call& call, const Options& options) {
+void check_dropout(Call& call, const Options& options, bool needs_data) {
   Problem& problem = call.problem;
   const double p = options.dropout;
   if (!(p >= 0 && p < 1)) refuse_value("dropout", p, "must be in [0, 1)", p >= 1 ? "0.9999" : "0");
   if (std::floor(65536.0 * (1.0 - p) + 0.5) < 1)
     refuse_value("dropout", p, "keeps less than 1 of 65536 probabilities", "0.99998");
-  check_number("seed", options.seed, problem.device, std::numeric_limits<std::uint64_t>::max());
-  check_number("offset", options.offset, problem.device, std::numeric_limits<std::uint32_t>::max());
+  call.buffers.seed =
+      check_number("seed", options.seed, std::numeric_limits<std::uint64_t>::max(), problem.device, needs_data);
+  call.buffers.offset =
+      check_number("offset", options.offset, std::numeric_limits<std::uint32_t>::max(), problem.device, needs_data);
   const Origin& origin = options.origin;
   if (origin.b < 0 || origin.h < 0 || origin.i < 0 || origin.j < 0 || origin.H < 0)
     refuse_value("origin", text("(", origin.b, ", ", origin.h, ", ", origin.i, ", ", origin.j, ", ", origin.H, ")"),

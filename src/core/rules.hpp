@@ -8,7 +8,7 @@ namespace narrows {
 /// scale, softcap, causal, shift, window, chunk and the numbers that say how to compute.
 void check_numbers(Call& call, const Options& options);
 /// dropout, seed, offset, origin: after the lengths are known.
-void check_dropout(Call& call, const Options& options);
+void check_dropout(Call& call, const Options& options, bool needs_data);
 /// alibi_slopes, sinks, bias, mask: after the lengths are known.
 void check_score_tensors(Call& call, const Options& options, bool needs_data);
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
+#include <span>
 
 namespace narrows {
 namespace {
@@ -110,12 +110,17 @@ void check_output_strides(std::string_view argument, const Tensor& tensor) {
   struct Axis {
     i64 step, size;
   };
-  std::vector<Axis> axes;
-  for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis)
-    if (tensor.shape[axis] > 1) axes.push_back({std::abs(stride(tensor, axis)), tensor.shape[axis]});
-  std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step < b.step; });
+  std::array<Axis, Dims::kMaxRank> axes;  // ascending by step
+  std::size_t count = 0;
+  for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis) {
+    if (tensor.shape[axis] == 1) continue;
+    const i64 step = std::abs(stride(tensor, axis));
+    std::size_t place = count++;
+    for (; place > 0 && axes[place - 1].step > step; --place) axes[place] = axes[place - 1];
+    axes[place] = {step, tensor.shape[axis]};
+  }
   i64 reached = 0;  // by the axes with smaller strides
-  for (const Axis& axis : axes) {
+  for (const Axis& axis : std::span(axes.data(), count)) {
     if (axis.step <= reached)
       refuse_value(argument, text("strides ", tensor.strides), "elements of an output must not share memory");
     reached += axis.step * (axis.size - 1);

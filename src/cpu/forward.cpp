@@ -1,149 +1,160 @@
 #include "cpu/forward.hpp"
 
-#include "core/error.hpp"
-#include "cpu/forward_call.hpp"
+#include "cpu/append.hpp"
+#include "cpu/arena.hpp"
+#include "cpu/dropout.hpp"
 #include "cpu/pool.hpp"
 #include "cpu/query_block.hpp"
 
 #include <algorithm>
+#include <array>
 #include <memory>
-#include <vector>
+#include <span>
 
 namespace narrows::cpu {
 namespace {
 
-constexpr i64 kBlankRowsOfTask = 256;
-
-template <class T> const TileKernels<T>& kernels_named(std::string_view name) {
-  for (const TileKernels<T>* kernels : available_tile_kernels<T>())
-    if (name == kernels->name) return *kernels;
-  refuse(ErrorCode::internal, "instruction_set", name, "this CPU cannot execute it");
+template <class T> ForwardCall<T> make_forward_call(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const TileKernels<T>& kernels = tile_kernels<T>(plan.instruction_set);
+  const bool rules = has_score_rules(problem, buffers);
+  const i64 key_block = round_up(plan.key_block, kernels.columns);
+  return {.problem = problem,
+          .buffers = buffers,
+          .kernels = kernels,
+          .units = rules ? natural_units<T>() : fused_units<T>(problem.rules.scale),
+          .score_rules = rules,
+          .dropout = dropout_rule(problem, buffers),
+          .query_block = plan.query_block,
+          .key_block = key_block,
+          .split_keys = plan.split_keys ? round_up(plan.split_keys, key_block) : kMaxCount,
+          .value_width = round_up(problem.value_dim, kernels.columns),
+          .packed = nullptr,
+          .partials = {},
+          .threads = nullptr,
+          .layout = forward_thread_scratch(problem, plan)};
 }
 
-/// Query rows [rows.begin, rows.end) of a batch row that belong to no sequence or lie beyond its used rows.
-struct BlankRows {
-  i64 batch;
-  Range rows;
-};
+/// Gives the call its scratch; returns room for the heads of a wave.
+template <class T> KvHead* lay_out(ForwardCall<T>& call, const Plan& plan, Arena& arena) {
+  const Regions& regions = plan.workspace;
+  call.packed = reinterpret_cast<T*>(arena.take(regions[kPacked]));
+  KvHead* const heads = reinterpret_cast<KvHead*>(arena.take(regions[kHeads]));
+  call.threads = arena.take(regions[kThreads]);
+  call.partials = {.outputs = reinterpret_cast<T*>(arena.take(regions[kPartialOutputs])),
+                   .sums = reinterpret_cast<RunningSum<T>*>(arena.take(regions[kPartialSums])),
+                   .splits = forward_splits(call.problem, plan),
+                   .rows = call.problem.max_queries * call.problem.group(),
+                   .width = call.value_width};
+  return heads;
+}
 
-std::vector<BlankRows> blank_rows(const Problem& problem, const Buffers& buffers) {
-  std::vector<BlankRows> blanks;
-  const auto add = [&](i64 batch, i64 begin, i64 end) {
-    for (; begin < end; begin += kBlankRowsOfTask)
-      blanks.push_back({batch, {begin, std::min(begin + kBlankRowsOfTask, end)}});
+/// Query rows that belong to no sequence or lie beyond its used rows: dense those after sequence b's, varlen those between it
+/// and the one before.
+Range blank_rows(const Problem& problem, const Buffers& buffers, i64 b) {
+  const auto end_of = [&](i64 index) {
+    const Sequence lengths = sequence(problem, buffers, index);
+    return lengths.first_query + lengths.queries;
   };
-  const bool varlen = problem.query_form == QueryForm::varlen;
-  i64 next = 0;
-  for (i64 b = 0; b < problem.batch; ++b) {
-    const Sequence lengths = sequence(problem, buffers, b);
-    if (varlen) add(0, next, lengths.first_query);
-    next = lengths.first_query + lengths.queries;
-    if (!varlen) add(b, next, problem.query_rows);
-  }
-  if (varlen) add(0, next, problem.query_rows);
-  return blanks;
+  if (problem.query_form == QueryForm::dense) return {end_of(b), problem.query_rows};
+  const i64 begin = b > 0 ? end_of(b - 1) : 0;
+  return {begin, b < problem.batch ? i64{buffers.cu_seqlens_q[b]} : problem.query_rows};
 }
 
-template <class T> void write_blank(const ForwardCall<T>& call, const BlankRows& blank) {
+template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads) {
   const Problem& problem = call.problem;
   const View &o = call.buffers.o, &lse = call.buffers.lse;
-  const std::vector<T> zeros(static_cast<std::size_t>(problem.value_dim), T{0});
+  const bool varlen = problem.query_form == QueryForm::varlen;
+  if (!varlen && !call.buffers.seqused_q) return;
+  static constexpr std::array<T, 512> kZeros{};
   const T empty = -kInfinity<T>;
-  for (i64 i = blank.rows.begin; i < blank.rows.end; ++i)
-    for (i64 h = 0; h < problem.heads; ++h) {
-      if (o) call.kernels.store(zeros.data(), T{1}, problem.value_dim, o.at(blank.batch, i, h), o.strides[3], o.dtype);
-      if (lse) call.kernels.store(&empty, T{1}, 1, lse.at(blank.batch, h, i), 0, lse.dtype);
-    }
+  parallel_for(problem.batch + (varlen ? 1 : 0), threads, [&](i64 b, int) {
+    const Range rows = blank_rows(problem, call.buffers, b);
+    for (i64 i = rows.begin; i < rows.end; ++i)
+      for (i64 h = 0; h < problem.heads; ++h) {
+        const i64 batch = varlen ? 0 : b;
+        if (o) call.kernels.store(kZeros.data(), T{1}, problem.value_dim, o.at(batch, i, h), o.strides[3], o.dtype);
+        if (lse) call.kernels.store(&empty, T{1}, 1, lse.at(batch, h, i), 0, lse.dtype);
+      }
+  });
 }
 
-struct Task {
-  const KvHead* head;
-  Range range;  // query rows, or one key tile
-};
-
-/// Some kv heads whose packed keys and values are in scratch together.
+/// Some kv heads that are in scratch together, and their tasks by number.
 template <class T> class Wave {
  public:
-  Wave(const ForwardCall<T>& call, i64 begin, i64 end) : call_(call) {
-    heads_.reserve(static_cast<std::size_t>(end - begin));
-    for (i64 number = begin; number < end; ++number) {
-      heads_.push_back(make_kv_head(call, number / call.problem.kv_heads, number % call.problem.kv_heads, elements_));
-      elements_ += packed_elements(call, heads_.back());
+  Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head) : call_(call), heads_(room) {
+    i64 elements = 0, place = 0;
+    for (KvHead& head : heads_) {
+      const i64 number = first_head + place, kv_heads = call.problem.kv_heads;
+      std::construct_at(&head, make_kv_head(call, number / kv_heads, number % kv_heads));
+      head.place = place++;
+      head.first_element = elements;
+      head.first_tile = tiles_;
+      head.first_block = blocks_;
+      elements += packed_elements(call, head);
+      tiles_ += head.tiles.end - head.tiles.begin;
+      blocks_ += blocks_of(head);
     }
   }
-  i64 elements() const { return elements_; }
 
-  std::vector<Task> tiles() const {
-    std::vector<Task> tasks;
-    for (const KvHead& head : heads_)
-      for (i64 tile = head.tiles.begin; tile < head.tiles.end; ++tile) tasks.push_back({&head, {tile, tile + 1}});
-    return tasks;
+  i64 tiles() const { return tiles_; }
+  i64 blocks() const { return blocks_; }
+
+  void pack(i64 number, int thread) const {
+    const KvHead& head = head_of(number, &KvHead::first_tile);
+    pack_tile(call_, head, head.tiles.begin + number - head.first_tile, thread);
   }
 
   /// The last rows see most keys under a causal mask: a head's blocks are handed out from the back, so that the small ones
   /// level the threads at the end.
-  std::vector<Task> query_blocks() const {
-    std::vector<Task> tasks;
-    for (const KvHead& head : heads_) {
-      const i64 rows = head.sequence.queries * call_.problem.group();
-      for (i64 block = ceil_div(rows, call_.query_block) - 1; block >= 0; --block)
-        tasks.push_back({&head, {block * call_.query_block, std::min((block + 1) * call_.query_block, rows)}});
-    }
-    return tasks;
+  QueryBlock<T> block(i64 number, int thread) const {
+    const KvHead& head = head_of(number, &KvHead::first_block);
+    const i64 first = (blocks_of(head) - 1 - (number - head.first_block)) * call_.query_block;
+    return {call_, head, {first, std::min(first + call_.query_block, rows_of(head))}, thread};
   }
 
  private:
+  i64 rows_of(const KvHead& head) const { return head.sequence.queries * call_.problem.group(); }
+  i64 blocks_of(const KvHead& head) const { return ceil_div(rows_of(head), call_.query_block); }
+
+  /// The head that a tile or block belongs to: the last that begins at it or before.
+  const KvHead& head_of(i64 number, i64 KvHead::*first) const {
+    return *(std::upper_bound(heads_.begin(), heads_.end(), number,
+                              [&](i64 wanted, const KvHead& head) { return wanted < head.*first; }) -
+             1);
+  }
+
   const ForwardCall<T>& call_;
-  std::vector<KvHead> heads_;
-  i64 elements_ = 0;
+  std::span<KvHead> heads_;
+  i64 tiles_ = 0, blocks_ = 0;
 };
 
-template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const ForwardCall<T> call = make_forward_call<T>(problem, plan, buffers);
-  const std::vector<BlankRows> blanks = blank_rows(problem, buffers);
-  parallel_for(static_cast<i64>(blanks.size()), plan.threads,
-               [&](i64 task, int) { write_blank(call, blanks[static_cast<std::size_t>(task)]); });
+template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave, int threads) {
+  if (call.packed) parallel_for(wave.tiles(), threads, [&](i64 tile, int thread) { wave.pack(tile, thread); });
+  const i64 splits = call.partials.splits;
+  if (splits == 1) {
+    parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).run(); });
+    return;
+  }
+  parallel_for(wave.blocks() * splits, threads,
+               [&](i64 task, int thread) { wave.block(task / splits, thread).run_split(task % splits); });
+  parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).merge_splits(); });
+}
 
-  std::vector<std::unique_ptr<QueryBlock<T>>> blocks(static_cast<std::size_t>(plan.threads));
-  Scratch<T> packed;
-  i64 capacity = 0;
+template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  if (!problem.appends && (problem.query_rows == 0 || problem.heads == 0)) return;
+  ForwardCall<T> call = make_forward_call<T>(problem, plan, buffers);
+  Arena arena(plan, buffers.workspace);
+  KvHead* const room = lay_out(call, plan, arena);
+  if (problem.appends) append_keys(problem, buffers, call.kernels, plan.threads);
+  write_blank_rows(call, plan.threads);
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
-    const Wave<T> wave(call, begin, std::min(begin + plan.heads_at_once, heads));
-    if (wave.elements() > capacity) {
-      packed.reset();
-      packed = make_scratch<T>(static_cast<std::size_t>(wave.elements()));
-      capacity = wave.elements();
-    }
-    const std::vector<Task> tiles = wave.tiles();
-    parallel_for(static_cast<i64>(tiles.size()), plan.threads, [&](i64 number, int) {
-      const Task& task = tiles[static_cast<std::size_t>(number)];
-      pack_tile(call, *task.head, packed.get(), task.range.begin);
-    });
-    const std::vector<Task> tasks = wave.query_blocks();
-    parallel_for(static_cast<i64>(tasks.size()), plan.threads, [&](i64 number, int thread) {
-      const Task& task = tasks[static_cast<std::size_t>(number)];
-      std::unique_ptr<QueryBlock<T>>& block = blocks[static_cast<std::size_t>(thread)];
-      if (!block) block = std::make_unique<QueryBlock<T>>(call);
-      block->run(*task.head, packed.get(), task.range);
-    });
+    const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
+    run_wave(call, Wave<T>(call, {room, count}, begin), plan.threads);
   }
 }
 
 }  // namespace
-
-template <class T> ForwardCall<T> make_forward_call(const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const TileKernels<T>& kernels = kernels_named<T>(plan.instruction_set);
-  const bool score_rules = problem.rules.softcap != 0 || buffers.alibi_slopes || buffers.bias;
-  return {problem,
-          buffers,
-          kernels,
-          score_rules ? natural_units<T>() : fused_units<T>(problem.rules.scale),
-          score_rules,
-          plan.query_block,
-          round_up(plan.key_block, kernels.columns),
-          round_up(problem.value_dim, kernels.columns)};
-}
 
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   // Without results a batch needs no memory, and may be too large to walk through.
@@ -153,8 +164,5 @@ void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffer
   else
     run<float>(problem, plan, buffers);
 }
-
-template ForwardCall<float> make_forward_call<float>(const Problem&, const Plan&, const Buffers&);
-template ForwardCall<double> make_forward_call<double>(const Problem&, const Plan&, const Buffers&);
 
 }  // namespace narrows::cpu

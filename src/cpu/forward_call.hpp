@@ -1,28 +1,14 @@
-// What the parts of the blocked forward share: the call, and where its packed keys lie.
+// What the parts of the blocked forward share: the call, its scratch, and where its packed keys lie.
 #pragma once
 
 #include "core/problem.hpp"
+#include "cpu/row_logits.hpp"
 #include "cpu/tile_kernels.hpp"
-#include "plan/plan.hpp"
+#include "plan/cpu_forward.hpp"
+#include "shared/merge.h"
+#include "shared/philox.h"
 
 namespace narrows::cpu {
-
-constexpr i64 round_up(i64 size, i64 unit) { return ceil_div(size, unit) * unit; }
-
-template <class T> struct ForwardCall {
-  const Problem& problem;
-  const Buffers& buffers;
-  const TileKernels<T>& kernels;
-  Units<T> units;
-  bool score_rules;  // softcap, ALiBi or bias: scores become logits before the softmax
-  i64 query_block;   // query rows of a task
-  i64 key_block;     // keys of a tile, a multiple of kernels.columns
-  i64 value_width;   // dv in whole strips
-};
-
-template <class T> ForwardCall<T> make_forward_call(const Problem& problem, const Plan& plan, const Buffers& buffers);
-extern template ForwardCall<float> make_forward_call<float>(const Problem&, const Plan&, const Buffers&);
-extern template ForwardCall<double> make_forward_call<double>(const Problem&, const Plan&, const Buffers&);
 
 /// One kv head of one sequence, with the query heads that read it. Its query rows are numbered i * group + (query head within
 /// the group): neighbours see nearly the same keys, and a panel is filled even where a sequence has one query.
@@ -30,9 +16,48 @@ struct KvHead {
   i64 batch = 0;
   i64 kv_head = 0;
   Sequence sequence;
-  Range keys;             // hull of what its rows see
-  Range tiles;            // that hold them; tile t is keys [t * key_block, (t + 1) * key_block)
+  Range keys;   // hull of what its rows see
+  Range tiles;  // that hold them; tile t is keys [t * key_block, (t + 1) * key_block)
+  // Among the heads that are in scratch together:
+  i64 place = 0;          // its number
   i64 first_element = 0;  // of its packed tiles
+  i64 first_tile = 0;     // number of its first tile, and of its first query block
+  i64 first_block = 0;
+};
+static_assert(sizeof(KvHead) <= kKvHeadBytes);
+
+/// Results of each split of a head's keys, until they are merged.
+template <class T> struct Partials {
+  T* outputs = nullptr;
+  RunningSum<T>* sums = nullptr;
+  i64 splits = 1, rows = 0, width = 0;  // rows of a head, columns of an output
+
+  i64 place(const KvHead& head, i64 split, i64 row) const { return (head.place * splits + split) * rows + row; }
+  T* output(const KvHead& head, i64 split, i64 row) const { return outputs + place(head, split, row) * width; }
+  RunningSum<T>& sum(const KvHead& head, i64 split, i64 row) const { return sums[place(head, split, row)]; }
+};
+static_assert(sizeof(RunningSum<double>) <= kRunningSumBytes);
+
+template <class T> struct ForwardCall {
+  const Problem& problem;
+  const Buffers& buffers;
+  const TileKernels<T>& kernels;
+  Units<T> units;
+  bool score_rules;  // softcap, ALiBi or bias: scores become logits before the softmax
+  DropoutRule dropout;
+  i64 query_block;  // query rows of a task
+  i64 key_block;    // keys of a tile, a multiple of kernels.columns
+  i64 split_keys;   // keys of a split, a multiple of key_block
+  i64 value_width;  // dv in whole strips
+
+  T* packed;  // tiles of whole heads; null: a task packs the tiles that it reads
+  Partials<T> partials;
+  std::byte* threads;
+  ForwardThreadScratch layout;  // of each thread's part
+
+  template <class Part> Part* scratch(int thread, i64 start) const {
+    return reinterpret_cast<Part*>(threads + thread * layout.bytes + start);
+  }
 };
 
 /// One tile's packed keys and values.
@@ -42,11 +67,13 @@ template <class T> struct PackedTile {
   i64 count;  // of keys, in whole strips
 };
 
-template <class T> KvHead make_kv_head(const ForwardCall<T>& call, i64 batch, i64 kv_head, i64 first_element);
+template <class T> KvHead make_kv_head(const ForwardCall<T>& call, i64 batch, i64 kv_head);
 template <class T> i64 packed_elements(const ForwardCall<T>& call, const KvHead& head);
-template <class T> PackedTile<T> packed_tile(const ForwardCall<T>& call, const KvHead& head, T* packed, i64 tile);
+/// A tile of a head that has been packed ahead.
+template <class T> PackedTile<T> packed_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile);
 
-/// Copies a tile's keys and values to `packed`. What no row can see is not read, or read and replaced by zeros.
-template <class T> void pack_tile(const ForwardCall<T>& call, const KvHead& head, T* packed, i64 tile);
+/// Packs a tile to its place in call.packed, or in the thread's scratch. What no row can see is not read, or read and replaced
+/// by zeros.
+template <class T> PackedTile<T> pack_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile, int thread);
 
 }  // namespace narrows::cpu

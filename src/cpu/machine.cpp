@@ -31,8 +31,9 @@ int usable_cores() {
 }  // namespace
 
 Machine machine() {
+  static const std::string name = model_name();
   static const Machine found{.device = {},
-                             .name = model_name(),
+                             .name = name,
                              .instruction_set = available_tile_kernels<float>().front()->name,
                              .threads = usable_cores()};
   Machine machine = found;

@@ -14,8 +14,6 @@
 namespace narrows::cpu {
 namespace {
 
-using Body = std::function<void(std::int64_t, int)>;
-
 // A worker that has just finished, and a caller that waits for the last one, look for news this long before they sleep:
 // about what a wake-up costs, and long enough that the phases of one attention call find the workers awake.
 constexpr std::chrono::microseconds kSpin{50};
@@ -53,7 +51,7 @@ class Pool {
   explicit Pool(Pool* parent_process) : parent_process_(parent_process) {}
 
   // False, and nothing done, when another call has the workers.
-  bool try_run(std::int64_t count, int threads, const Body& body) {
+  bool try_run(std::int64_t count, int threads, const TaskBody& body) {
     const std::unique_lock owner(owner_, std::try_to_lock);
     if (!owner) return false;
     start_workers(threads - 1);
@@ -97,7 +95,7 @@ class Pool {
       if (!open_ || free_places_ == 0) continue;
       --free_places_;
       const int place = places_++;
-      const Body& body = *body_;
+      const TaskBody& body = *body_;
       const std::int64_t count = count_;
       running_.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
@@ -107,7 +105,7 @@ class Pool {
     }
   }
 
-  void drain(const Body& body, std::int64_t count, int place) {
+  void drain(const TaskBody& body, std::int64_t count, int place) {
     const InsideBody mark;
     try {
       for (std::int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < count;) body(task, place);
@@ -137,7 +135,7 @@ class Pool {
 
   std::mutex mutex_;  // guards what follows; generation_ and running_ change under it and are watched without it
   std::condition_variable work_, finished_;
-  const Body* body_ = nullptr;
+  const TaskBody* body_ = nullptr;
   std::int64_t count_ = 0;
   int free_places_ = 0, places_ = 0;
   bool open_ = false;
@@ -164,7 +162,7 @@ Pool& pool() {
 
 }  // namespace
 
-void parallel_for(std::int64_t count, int threads, const Body& body) {
+void parallel_for(std::int64_t count, int threads, const TaskBody& body) {
   if (count < threads) threads = static_cast<int>(count);
   if (threads > 1 && !inside_body && pool().try_run(count, threads, body)) return;
   const InsideBody mark;

@@ -1,43 +1,51 @@
-// One task of the blocked forward: some query rows of a kv head against all the keys that they see.
+// One task of the blocked forward: some query rows of a kv head against all the keys that they see, or one split of them.
 #pragma once
 
 #include "cpu/forward_call.hpp"
-#include "cpu/scratch.hpp"
 
-#include <vector>
+#include <span>
 
 namespace narrows::cpu {
 
-/// The scratch of one thread, and what is done in it.
+/// Some rows of a kv head, numbered as KvHead says, at most call.query_block; in the scratch of one thread.
 template <class T> class QueryBlock {
  public:
-  explicit QueryBlock(const ForwardCall<T>& call);
+  QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread);
 
-  /// Writes O and LSE of rows [rows.begin, rows.end) of a kv head, numbered as KvHead says; at most call.query_block.
-  void run(const KvHead& head, T* packed, Range rows);
+  /// O and LSE from all the keys.
+  void run();
+  /// The partial results of one split.
+  void run_split(i64 split);
+  /// O and LSE from the partial results of the splits.
+  void merge_splits();
 
  private:
   struct Row {
-    i64 i, h;       // query row of the sequence, query head
-    Range visible;  // keys, before mask and bias
+    ScoreRow place;
     ScoreRules<T> rules;
-    Reference<T> reference;  // of the softmax so far
-    T sum;                   // of weights relative to it
+    RunningSum<T> sum;  // of weights so far
   };
+  static_assert(sizeof(Row) <= kQueryRowBytes);
 
-  void load(Range rows);
-  void attend(i64 first_row, int count, const PackedTile<T>& tile, i64 first_key);
-  void make_logits(const Row& row, T* s, Range keys);
-  void add_weights(Row& row, T* s, i64 columns, T* o);
+  std::span<Row> load_rows(Range rows);
+  void pack_queries();
+  void rotate_queries(std::span<const Row> panel);
+  void attend(Range keys);
+  void attend_tile(i64 first_row, i64 count, const PackedTile<T>& tile, i64 first_key);
+  void add_weights(Row& row, T* s, Range keys, T* o);
   void finish(const Row& row, const T* o);
+  T* output(i64 row) const { return o_ + row * call_.value_width; }
 
   const ForwardCall<T>& call_;
-  const KvHead* head_ = nullptr;
+  const KvHead& head_;
+  int thread_;
   i64 panel_rows_;  // of a register tile
   i64 s_stride_;
-  std::vector<Row> rows_;
-  std::vector<const std::byte*> sources_;
-  Scratch<T> q_, s_, o_, bias_;
+  T *q_, *s_, *o_, *bias_, *rotated_;
+  const std::byte** pointers_;
+  Range numbers_;
+  std::span<Row> rows_;
+  Range keys_;  // that the rows see
 };
 
 extern template class QueryBlock<float>;

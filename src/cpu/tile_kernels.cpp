@@ -1,5 +1,7 @@
 #include "cpu/tile_kernels.hpp"
 
+#include "core/error.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -53,7 +55,15 @@ template <class T> std::span<const TileKernels<T>* const> available_tile_kernels
   return kernels;
 }
 
+template <class T> const TileKernels<T>& tile_kernels(std::string_view instruction_set) {
+  for (const TileKernels<T>* kernels : available_tile_kernels<T>())
+    if (instruction_set == kernels->name) return *kernels;
+  refuse(ErrorCode::internal, "instruction_set", instruction_set, "this CPU cannot execute it");
+}
+
 template std::span<const TileKernels<float>* const> available_tile_kernels<float>();
 template std::span<const TileKernels<double>* const> available_tile_kernels<double>();
+template const TileKernels<float>& tile_kernels(std::string_view);
+template const TileKernels<double>& tile_kernels(std::string_view);
 
 }  // namespace narrows::cpu

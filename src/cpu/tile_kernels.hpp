@@ -1,4 +1,4 @@
-// What the blocked forward asks of an instruction set: operations on tiles that lie in scratch, in the compute type T (float,
+// What the blocked passes ask of an instruction set: operations on tiles that lie in scratch, in the compute type T (float,
 // or double for fp64 tensors). They know nothing of masks, heads or sequences.
 //
 // The register tile is `rows` query rows by `columns` keys (or columns of V). Scratch holds
@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 namespace narrows::cpu {
 
@@ -52,6 +53,19 @@ template <class T> struct TileKernels {
   /// O += P V: `count` rows, `keys` consecutive keys of the dv-column value strips, strip_stride elements apart.
   void (*accumulate)(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o,
                      i64 o_ld);
+  /// O += P^T V: row r of O takes column r of P. `keys` are rows of P here, and rows of the strips' matrix as above.
+  void (*accumulate_transposed)(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv,
+                                T* o, i64 o_ld);
+
+  /// What the score rules' softcap multiplies a gradient by, from scores before `logits`.
+  void (*softcap_derivatives)(const T* s, i64 columns, const ScoreRules<T>& rules, T* out);
+  /// Backward of one row: s to P and, unless null, dp to dS = P (dP - delta), in place. A score of -inf gets P = dS = 0,
+  /// whatever dp is.
+  void (*gradients)(T* s, T* dp, i64 columns, const BackwardReference<T>& reference, T delta);
+  /// The sum of |p - j| dS over the columns; position: p - j of column 0.
+  T (*distance_sum)(const T* ds, i64 columns, T position);
+  void (*multiply_each)(T* values, const T* factors, i64 count);
+
   /// factor * row, rounded to nearest even; a zero is stored as +0.
   void (*store)(const T* row, T factor, i64 count, std::byte* out, i64 stride, DType dtype);
 };
@@ -59,8 +73,13 @@ template <class T> struct TileKernels {
 /// The instruction sets that this build has and this CPU can execute, best first; never empty.
 template <class T> std::span<const TileKernels<T>* const> available_tile_kernels();
 
+/// The kernels of an instruction set that a plan names. Throws Error where this CPU cannot execute it.
+template <class T> const TileKernels<T>& tile_kernels(std::string_view instruction_set);
+
 extern template std::span<const TileKernels<float>* const> available_tile_kernels<float>();
 extern template std::span<const TileKernels<double>* const> available_tile_kernels<double>();
+extern template const TileKernels<float>& tile_kernels(std::string_view);
+extern template const TileKernels<double>& tile_kernels(std::string_view);
 
 /// One family of kernels for both compute types, as each tile_kernels_*.cpp defines it.
 struct InstructionSet {

@@ -1,5 +1,6 @@
 // The tile operations as one text, compiled once for each instruction set after tile_vectors.inl.hpp and the set's Isa. The
 // rules for inline functions there hold here too.
+#include "cpu/tile_packing.inl.hpp"
 
 namespace narrows::cpu {
 namespace {
@@ -43,147 +44,8 @@ inline DoubleVector tanh_vector(DoubleVector x) {
 struct VectorMath {
   template <class S> static S tanh(S x) { return tanh_vector(x); }
   template <class S, class T> static S fma(S x, T factor, T sum) { return Isa::fused(x, splat(factor), splat(sum)); }
+  template <class S, class T> static S multiply(S x, T factor) { return x * factor; }
 };
-
-// ------------------------------------------------------------------------------------------------------------ conversion
-
-template <class Out, class In> inline Out loaded(const In* source) {
-  In value;
-  __builtin_memcpy(&value, source, sizeof value);
-  return static_cast<Out>(value);
-}
-
-template <class T> T element(const std::byte* p, DType dtype) {
-  switch (dtype) {
-    case DType::fp16:
-      return static_cast<T>(half_to_float(loaded<unsigned short>(reinterpret_cast<const unsigned short*>(p))));
-    case DType::bf16:
-      return static_cast<T>(bfloat_to_float(loaded<unsigned short>(reinterpret_cast<const unsigned short*>(p))));
-    case DType::fp32: return loaded<T>(reinterpret_cast<const float*>(p));
-    default: return loaded<T>(reinterpret_cast<const double*>(p));
-  }
-}
-
-inline i64 size_of(DType dtype) { return dtype == DType::fp64 ? 8 : dtype == DType::fp32 ? 4 : 2; }
-
-// The consecutive elements of a row; returns how many were done here.
-inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, float* out) {
-  i64 done = 0;
-  if (dtype == DType::fp32) {
-    __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(float));
-    done = count;
-  } else if (dtype == DType::bf16) {
-    const unsigned short* source = reinterpret_cast<const unsigned short*>(row);
-    for (; done < count; ++done) out[done] = bfloat_to_float(source[done]);
-  } else if (dtype == DType::fp16) {
-    for (; done + kLanes<float> <= count; done += kLanes<float>) {
-      const FloatVector values = Isa::from_half(reinterpret_cast<const unsigned short*>(row) + done);
-      __builtin_memcpy(out + done, &values, sizeof values);
-    }
-  }
-  return done;
-}
-
-inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, double* out) {
-  if (dtype != DType::fp64) return 0;
-  __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(double));
-  return count;
-}
-
-template <class T> void convert(const std::byte* row, i64 stride, DType dtype, i64 count, T* out) {
-  i64 done = stride == size_of(dtype) ? convert_consecutive(row, dtype, count, out) : 0;
-  for (; done < count; ++done) out[done] = element<T>(row + done * stride, dtype);
-}
-
-template <class T> void convert_or_clear(const Rows& source, i64 row, i64 from, i64 count, T* out) {
-  const std::byte* p = row < source.count ? source.row[row] : nullptr;
-  if (p)
-    convert(p + from * source.stride, source.stride, source.dtype, count, out);
-  else
-    for (i64 x = 0; x < count; ++x) out[x] = T{0};
-}
-
-inline void store_consecutive(const float* values, i64 count, std::byte* out, DType dtype) {
-  if (dtype == DType::fp32) {
-    __builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(float));
-    return;
-  }
-  unsigned short* target = reinterpret_cast<unsigned short*>(out);
-  i64 done = 0;
-  if (dtype == DType::bf16) {
-    for (; done < count; ++done) target[done] = float_to_bfloat(values[done]);
-    return;
-  }
-  for (; done + kLanes<float> <= count; done += kLanes<float>) Isa::to_half(at(values + done), target + done);
-  for (; done < count; ++done) target[done] = float_to_half(values[done]);
-}
-
-inline void store_consecutive(const double* values, i64 count, std::byte* out, DType) {
-  __builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(double));
-}
-
-template <class T> void store(const T* row, T factor, i64 count, std::byte* out, i64 stride, DType dtype) {
-  constexpr i64 kChunk = 64;
-  alignas(kVectorBytes) T values[kChunk];
-  const i64 size = size_of(dtype);
-  for (i64 from = 0; from < count; from += kChunk) {
-    const i64 chunk = count - from < kChunk ? count - from : kChunk;
-    for (i64 x = 0; x < chunk; ++x) values[x] = row[from + x] * factor + T{0};
-    if (stride == size) {
-      store_consecutive(values, chunk, out + from * size, dtype);
-      continue;
-    }
-    alignas(8) std::byte converted[kChunk * sizeof(T)];
-    store_consecutive(values, chunk, converted, dtype);
-    for (i64 x = 0; x < chunk; ++x)
-      __builtin_memcpy(out + (from + x) * stride, converted + x * size, static_cast<std::size_t>(size));
-  }
-}
-
-template <class T> bool all_finite(const T* values, i64 count) {
-  Vector<T> sum = {};
-  for (i64 x = 0; x < count; x += kLanes<T>) sum += at(values + x) * T{0};
-  bool finite = true;
-  for (int lane = 0; lane < kLanes<T>; ++lane) finite = finite && sum[lane] == T{0};
-  return finite;
-}
-
-// --------------------------------------------------------------------------------------------------------------- packing
-
-template <class T> constexpr int kColumns = 2 * kLanes<T>;
-
-// rows x length to [length][Width]: in pieces that stay in L1 between the conversion and the transposition.
-template <int Width, class T> void transpose(const Rows& source, i64 first, T sign, T* out) {
-  constexpr i64 kPiece = 64;
-  T piece[Width][kPiece];
-  for (i64 from = 0; from < source.length; from += kPiece) {
-    const i64 count = source.length - from < kPiece ? source.length - from : kPiece;
-    for (int r = 0; r < Width; ++r) convert_or_clear(source, first + r, from, count, piece[r]);
-    for (i64 x = 0; x < count; ++x)
-      for (int r = 0; r < Width; ++r) out[(from + x) * Width + r] = piece[r][x] * sign;
-  }
-}
-
-template <class T> void pack_query(const Rows& source, T sign, T* panel) {
-  transpose<Isa::kRows>(source, 0, sign, panel);
-}
-
-template <class T> void pack_keys(const Rows& source, T* strips) {
-  for (i64 first = 0; first < source.count; first += kColumns<T>)
-    transpose<kColumns<T>>(source, first, T{1}, strips + first * source.length);
-}
-
-template <class T> void pack_values(const Rows& source, T* strips) {
-  const i64 keys = (source.count + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
-  for (i64 from = 0; from < source.length; from += kColumns<T>) {
-    const i64 count = source.length - from < kColumns<T> ? source.length - from : i64{kColumns<T>};
-    T* strip = strips + from * keys;
-    for (i64 key = 0; key < keys; ++key, strip += kColumns<T>) {
-      convert_or_clear(source, key, from, count, strip);
-      for (i64 x = count; x < kColumns<T>; ++x) strip[x] = T{0};
-    }
-  }
-}
 
 // -------------------------------------------------------------------------------------------------------------- products
 
@@ -206,7 +68,8 @@ template <class T, int R> void scores_strip(const T* panel, const T* keys, i64 d
   }
 }
 
-template <class T, int R, int Vectors>
+// Weights stand at p[r][key], or transposed at p[key][r].
+template <class T, int R, int Vectors, bool Transposed>
 void accumulate_strip(const T* p, i64 ld, const T* values, i64 keys, T* o, i64 o_ld) {
   Vector<T> sum[R][Vectors];
 #pragma GCC unroll 12
@@ -217,7 +80,7 @@ void accumulate_strip(const T* p, i64 ld, const T* values, i64 keys, T* o, i64 o
     for (int v = 0; v < Vectors; ++v) value[v] = at(values + v * kLanes<T>);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Vector<T> weight = splat(p[r * ld + key]);
+      const Vector<T> weight = splat(Transposed ? p[key * ld + r] : p[r * ld + key]);
       for (int v = 0; v < Vectors; ++v) sum[r][v] = Isa::fma(weight, value[v], sum[r][v]);
     }
   }
@@ -238,23 +101,29 @@ template <class T> void scores(const T* panel, int count, const T* keys, i64 str
   scores_rows<T, Isa::kRows>(panel, count, keys, strips, d, s, ld);
 }
 
-template <class T, int R>
+template <class T, int R, bool Transposed>
 void accumulate_rows(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o,
                      i64 o_ld) {
   if constexpr (R > 1) {
-    if (count < R) return accumulate_rows<T, R - 1>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
+    if (count < R) return accumulate_rows<T, R - 1, Transposed>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
   }
   for (i64 from = 0; from < dv; from += kColumns<T>, values += strip_stride) {
     if (dv - from > kLanes<T>)
-      accumulate_strip<T, R, 2>(p, ld, values, keys, o + from, o_ld);
+      accumulate_strip<T, R, 2, Transposed>(p, ld, values, keys, o + from, o_ld);
     else
-      accumulate_strip<T, R, 1>(p, ld, values, keys, o + from, o_ld);
+      accumulate_strip<T, R, 1, Transposed>(p, ld, values, keys, o + from, o_ld);
   }
 }
 
 template <class T>
 void accumulate(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o, i64 o_ld) {
-  accumulate_rows<T, Isa::kRows>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
+  accumulate_rows<T, Isa::kRows, false>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
+}
+
+template <class T>
+void accumulate_transposed(const T* p, i64 ld, int count, const T* values, i64 strip_stride, i64 keys, i64 dv, T* o,
+                           i64 o_ld) {
+  accumulate_rows<T, Isa::kRows, true>(p, ld, count, values, strip_stride, keys, dv, o, o_ld);
 }
 
 // --------------------------------------------------------------------------------------------------------------- softmax
@@ -288,6 +157,14 @@ template <class T> T maximum(const T* s, i64 columns) {
   return result;
 }
 
+template <class T> T sum_of_lanes(Vector<T> sum) {
+  alignas(kVectorBytes) T lanes[kLanes<T>];
+  at(lanes) = sum;
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  return lanes[0];
+}
+
 // Which of the two sums a column goes to depends on its place in the tile alone. Units and reference come by value: through a
 // reference they would be reloaded after every store.
 template <class T, bool Near> T weights_of(T* s, i64 columns, Units<T> units, Reference<T> reference) {
@@ -302,11 +179,7 @@ template <class T, bool Near> T weights_of(T* s, i64 columns, Units<T> units, Re
       sum[half] += x;
     }
   }
-  alignas(kVectorBytes) T lanes[kLanes<T>];
-  at(lanes) = sum[0] + sum[1];
-  for (int half = kLanes<T> / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  return sum_of_lanes<T>(sum[0] + sum[1]);
 }
 
 template <class T> T weights(T* s, i64 columns, const Units<T>& units, const Reference<T>& reference) {
@@ -318,10 +191,70 @@ template <class T> void multiply(T* values, i64 count, T factor) {
   for (i64 x = 0; x < count; ++x) values[x] *= factor;
 }
 
+// ------------------------------------------------------------------------------------------------------------- gradients
+
+template <class T> void softcap_derivatives(const T* s, i64 columns, const ScoreRules<T>& given, T* out) {
+  const ScoreRules<T> rules = given;
+  for (i64 column = 0; column < columns; column += kLanes<T>)
+    at(out + column) = softcap_derivative(VectorMath::tanh(at(s + column) * rules.scale * rules.inverse_cap));
+}
+
+// Near: the reference's factor 1 and base 0, left out, change no bit.
+template <class T, bool Near> void gradients_of(T* s, T* dp, i64 columns, BackwardReference<T> reference, T delta) {
+  for (i64 column = 0; column < columns; column += kLanes<T>) {
+    const Vector<T> x = at(s + column);
+    Vector<T> p;
+    if constexpr (Near)
+      p = exp2_vector<T>(at_most_zero(VectorMath::fma(x, reference.c, -reference.subtrahend)));
+    else
+      p = exp2_vector<T>(probability_exponent<VectorMath>(reference, x));
+    at(s + column) = x == -kInf<T> ? Vector<T>{} : p;
+    if (!dp) continue;
+    const Vector<T> ds = p * (at(dp + column) - delta);
+    at(dp + column) = x == -kInf<T> ? Vector<T>{} : ds;
+  }
+}
+
+template <class T> void gradients(T* s, T* dp, i64 columns, const BackwardReference<T>& reference, T delta) {
+  if (reference.factor == T{1} && reference.base == T{0})
+    gradients_of<T, true>(s, dp, columns, reference, delta);
+  else
+    gradients_of<T, false>(s, dp, columns, reference, delta);
+}
+
+template <class T> T distance_sum(const T* ds, i64 columns, T position) {
+  Vector<T> offset = position - ascending<T>();
+  Vector<T> sum = {};
+  for (i64 column = 0; column < columns; column += kLanes<T>, offset -= static_cast<T>(kLanes<T>))
+    sum += (offset < T{0} ? -offset : offset) * at(ds + column);
+  return sum_of_lanes<T>(sum);
+}
+
+template <class T> void multiply_each(T* values, const T* factors, i64 count) {
+  for (i64 x = 0; x < count; x += kLanes<T>) at(values + x) *= at(factors + x);
+}
+
 template <class T>
-constexpr TileKernels<T> kKernels{Isa::kName,     Isa::kRows, kColumns<T>,   pack_query<T>, pack_keys<T>,
-                                  pack_values<T>, convert<T>, all_finite<T>, scores<T>,     logits<T>,
-                                  maximum<T>,     weights<T>, multiply<T>,   accumulate<T>, store<T>};
+constexpr TileKernels<T> kKernels{Isa::kName,
+                                  Isa::kRows,
+                                  kColumns<T>,
+                                  pack_query<T>,
+                                  pack_keys<T>,
+                                  pack_values<T>,
+                                  convert<T>,
+                                  all_finite<T>,
+                                  scores<T>,
+                                  logits<T>,
+                                  maximum<T>,
+                                  weights<T>,
+                                  multiply<T>,
+                                  accumulate<T>,
+                                  accumulate_transposed<T>,
+                                  softcap_derivatives<T>,
+                                  gradients<T>,
+                                  distance_sum<T>,
+                                  multiply_each<T>,
+                                  store<T>};
 
 }  // namespace
 }  // namespace narrows::cpu

@@ -7,7 +7,7 @@ namespace narrows {
 
 struct Machine {
   Device device;
-  std::string name;
+  std::string_view name;           // of memory that outlives the machine
   std::string instruction_set;     // CPU: the tile kernels it will run
   int threads = 1;                 // CPU: cores that this process may use
   double flops_per_second = 0;     // fp32 multiply-adds; 0 = not measured, then no time is predicted

@@ -32,12 +32,21 @@ i64 Plan::workspace_bytes() const {
   return total;
 }
 
+i64 Plan::lent_workspace_bytes() const {
+  const i64 bytes = workspace_bytes();
+  return bytes == 0 ? 0 : saturating_add(bytes, kScratchAlignment - 1);
+}
+
 std::string Plan::text() const {
   std::string lines = narrows::text("family ", family, "\n");
   if (!instruction_set.empty()) lines += narrows::text("instruction set ", instruction_set, "\n");
   lines += narrows::text("threads ", threads, "\nquery block ", query_block, "\nkey block ", key_block,
                          "\nkv heads at once ", heads_at_once, "\n");
-  for (const Region& region : workspace) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");
+  if (key_chunk) lines += narrows::text("key chunk ", key_chunk, "\npartial sums of dQ ", partials, "\n");
+  if (!packs_ahead) lines += "keys packed by the task that reads them\n";
+  if (split_keys) lines += narrows::text("keys of a split ", split_keys, "\n");
+  for (const Region& region : workspace)
+    if (region.bytes) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");
   return lines;
 }
 

@@ -5,6 +5,8 @@
 #include "plan/machine.hpp"
 #include "plan/roofline.hpp"
 
+#include <array>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <variant>
@@ -18,6 +20,25 @@ struct Region {
   i64 bytes = 0;
 };
 
+/// The few regions of a plan, in memory of their own: making a plan allocates nothing.
+class Regions {
+ public:
+  Regions() = default;
+  Regions(std::initializer_list<Region> regions) {
+    for (const Region& region : regions) all_[count_++] = region;
+  }
+  const Region& operator[](std::size_t index) const { return all_[index]; }
+  const Region& front() const { return all_.front(); }
+  const Region* begin() const { return all_.data(); }
+  const Region* end() const { return all_.data() + count_; }
+
+ private:
+  std::array<Region, 12> all_{};
+  std::size_t count_ = 0;
+};
+
+inline constexpr i64 kScratchAlignment = 64;  // bytes; regions are whole multiples
+
 struct Plan {
   std::string_view family;
   std::string_view instruction_set;  // CPU: name of the tile kernels
@@ -25,10 +46,17 @@ struct Plan {
   i64 query_block = 0;    // rows of Q that a task keeps on chip
   i64 key_block = 0;      // keys of a tile
   i64 heads_at_once = 0;  // (batch, kv head) pairs whose packed K and V are in scratch together
-  std::vector<Region> workspace;
+  i64 key_chunk = 0;      // backward: keys whose dK and dV a thread holds
+  i64 partials = 0;       // backward: sums of dQ of one kv head that are made side by side and added at the end
+  bool packs_ahead =
+      true;            // K and V of whole heads before any query block; otherwise each task packs the tiles it reads
+  i64 split_keys = 0;  // keys that a task attends to before results are merged, in whole tiles; 0 = all
+  Regions workspace;
   Prediction prediction;
 
   i64 workspace_bytes() const;
+  /// What a caller must bring for a workspace that begins anywhere.
+  i64 lent_workspace_bytes() const;
   std::string text() const;  // a decision a line
 };
 

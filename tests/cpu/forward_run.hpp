@@ -4,7 +4,7 @@
 #include "core/work.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/tile_kernels.hpp"
-#include "plan/plan.hpp"
+#include "plan/cpu_forward.hpp"
 #include "tests/support/attention.hpp"
 
 #include <cstdlib>
@@ -17,6 +17,8 @@ struct Blocks {
   std::string instruction_set = {};  // empty: the best
   int threads = 2;
   i64 query_block = 24, key_block = 32, heads_at_once = 2;
+  bool packs_ahead = true;
+  i64 split_keys = 0;
 };
 
 inline std::vector<std::string> instruction_sets() {
@@ -34,6 +36,9 @@ inline void run_forward(const Inputs& in, const Outputs& out, const Options& opt
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;
   plan.heads_at_once = blocks.heads_at_once;
+  plan.packs_ahead = blocks.packs_ahead;
+  plan.split_keys = blocks.split_keys;
+  plan.workspace = forward_scratch(call.problem, plan);
   cpu::run_forward(call.problem, plan, call.buffers);
 }
 inline void run_forward(Attention& a, const Blocks& blocks = {}) { run_forward(a.in(), a.out(), a.options, blocks); }

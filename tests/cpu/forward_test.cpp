@@ -1,21 +1,12 @@
 // The blocked forward against the oracle, over random calls.
 #include <gtest/gtest.h>
 
+#include "tests/cpu/dice.hpp"
 #include "tests/cpu/forward_run.hpp"
 #include "tests/support/check.hpp"
 
 namespace narrows::test {
 namespace {
-
-class Dice : public Gaussian {
- public:
-  using Gaussian::Gaussian;
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low + 1)));
-  }
-  bool one_in(int n) { return below(static_cast<std::uint64_t>(n)) == 0; }
-  template <class T> T of(std::initializer_list<T> choices) { return choices.begin()[below(choices.size())]; }
-};
 
 /// A call with its side arrays; nothing of it is a power of two by design.
 struct RandomCall {
@@ -40,6 +31,8 @@ struct RandomCall {
     blocks.query_block = dice.between(1, 40);
     blocks.key_block = dice.between(1, 80);
     blocks.heads_at_once = dice.between(1, 5);
+    blocks.packs_ahead = !dice.one_in(3);
+    if (dice.one_in(3)) blocks.split_keys = dice.between(1, 90);
     const std::vector<std::string> sets = instruction_sets();
     blocks.instruction_set = sets[dice.below(sets.size())];
   }
@@ -96,6 +89,12 @@ struct RandomCall {
 
   void choose_scores() {
     Options& options = a.options;
+    if (dice.one_in(4)) {
+      options.dropout = dice.of({0.1, 0.5, 0.9});
+      options.seed = dice.below(std::uint64_t{1} << 62);
+      options.offset = dice.below(1000);
+      options.origin = {dice.between(0, 3), dice.between(0, 3), dice.between(0, 100), dice.between(0, 100), 30};
+    }
     if (dice.one_in(3)) options.scale = dice.of({0.0, -0.3, 1.0, 2.5, 0.01});
     if (dice.one_in(5)) options.softcap = dice.of({1.0, 30.0});
     if (dice.one_in(4)) {

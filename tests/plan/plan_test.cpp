@@ -38,15 +38,10 @@ TEST(Plan, cpu_decisions) {
   EXPECT_EQ(plan.heads_at_once, 4);
   EXPECT_EQ(plan.text(),
             "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 512\nkv heads at once 4\n"
-            "scratch packed K and V 114688 bytes\nscratch query blocks 12288 bytes\n");
+            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch query blocks 40896 bytes\n");
 }
 
 TEST(Plan, names_what_it_does_not_take) {
-  TestCall call = TestCall::dense();
-  call.options.dropout = 0.25;
-  EXPECT_EQ(refusal(call, two_cores()),
-            "no family computes this (forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6 dropout=0.25): "
-            "cpu: dropout = 0.25 comes in a later version; this one takes 0");
   EXPECT_EQ(refusal(TestCall::dense(), two_cores(), "sm90"), "family: sm90: must be one of: cpu");
   Machine unknown = two_cores();
   unknown.instruction_set = "mmx";
@@ -56,16 +51,40 @@ TEST(Plan, names_what_it_does_not_take) {
 }
 
 TEST(Plan, scratch_is_linear_in_the_sequence_and_bounded) {
-  const auto scratch = [](std::int64_t keys, std::int64_t heads) {
-    const Tensor q{nullptr, DType::fp32, {1, 1, heads, 64}, {}, {}};
+  const auto packed = [](std::int64_t queries, std::int64_t keys, std::int64_t heads) {
+    const Tensor q{nullptr, DType::fp32, {1, queries, heads, 64}, {}, {}};
     const Tensor k{nullptr, DType::fp32, {1, keys, heads, 64}, {}, {}};
     const Call made = make_explained({q, k, k}, {});
     return choose(made.problem, work(made), two_cores()).plan.workspace.front().bytes;
   };
-  EXPECT_EQ(scratch(512, 1), 512 * 128 * 4);
-  EXPECT_EQ(scratch(1 << 20, 1), (std::int64_t{1} << 20) * 128 * 4);
-  EXPECT_EQ(scratch(1 << 20, 64), (std::int64_t{1} << 20) * 128 * 4);  // one head is above the bound already
-  EXPECT_LE(scratch(4096, 1000), std::int64_t{256} << 20);
+  EXPECT_EQ(packed(193, 512, 1), 512 * 128 * 4);
+  EXPECT_EQ(packed(193, 1 << 20, 1), (std::int64_t{1} << 20) * 128 * 4);
+  EXPECT_EQ(packed(193, 1 << 20, 64), (std::int64_t{1} << 20) * 128 * 4);  // one head is above the bound already
+  EXPECT_LE(packed(193, 4096, 1000), std::int64_t{256} << 20);
+  EXPECT_EQ(packed(192, 1 << 20, 64), 0);  // one query block packs tile by tile
+}
+
+Plan decoding(std::int64_t batch, std::int64_t keys, const Options& options) {
+  const Tensor q{nullptr, DType::fp32, {batch, 1, 8, 64}, {}, {}},
+      k{nullptr, DType::fp32, {batch, keys, 8, 64}, {}, {}};
+  const Call made = make_explained({q, k, k}, options);
+  return choose(made.problem, work(made), two_cores()).plan;
+}
+
+TEST(Plan, few_rows_split_their_keys_by_sizes_alone) {
+  EXPECT_EQ(decoding(1, 8 * 512, {}).split_keys, 512);
+  EXPECT_EQ(decoding(1, 64 * 512, {}).split_keys, 8 * 512);  // 8 kv heads make 64 tasks
+  EXPECT_EQ(decoding(8, 64 * 512, {}).split_keys, 0);
+  EXPECT_EQ(decoding(1, 512, {}).split_keys, 0);
+  EXPECT_EQ(decoding(1, 8 * 512, {.batch_invariant = true, .num_splits = 4}).split_keys, 0);
+}
+
+TEST(Plan, num_splits_is_kept_or_as_many_as_there_are_tiles) {
+  EXPECT_EQ(decoding(1, 8 * 512, {.num_splits = 1}).split_keys, 0);
+  EXPECT_EQ(decoding(8, 8 * 512, {.num_splits = 4}).split_keys, 2 * 512);
+  EXPECT_EQ(decoding(8, 8 * 512, {.num_splits = 100}).split_keys, 512);
+  Options threads{.num_splits = 2, .threads = 7};
+  EXPECT_EQ(decoding(1, 8 * 512, threads).split_keys, 4 * 512);
 }
 
 TEST(Plan, prediction_takes_the_longer_of_arithmetic_and_memory) {

@@ -1,0 +1,58 @@
+// What the parts of the blocked backward share.
+#pragma once
+
+#include "core/problem.hpp"
+#include "cpu/dropout.hpp"
+#include "cpu/tile_kernels.hpp"
+#include "plan/plan.hpp"
+
+namespace narrows::cpu {
+
+template <class T> struct BackwardCall {
+  const Problem& problem;
+  const Buffers& buffers;
+  const TileKernels<T>& kernels;
+  Units<T> units;
+  bool score_rules;  // softcap, ALiBi or bias: scores become logits before the softmax
+  DropoutRule dropout;
+  i64 query_block;  // query rows of a tile
+  i64 key_block;    // keys of a tile, a multiple of kernels.columns
+  i64 key_chunk;    // keys whose dK and dV one thread holds, a multiple of key_block
+  i64 partials;     // sums of dQ of one kv head, made side by side
+  i64 query_width;  // d in whole strips
+  i64 value_width;  // dv in whole strips
+};
+
+template <class T> BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, const Buffers& buffers);
+extern template BackwardCall<float> make_backward_call<float>(const Problem&, const Plan&, const Buffers&);
+extern template BackwardCall<double> make_backward_call<double>(const Problem&, const Plan&, const Buffers&);
+
+/// Query heads of one sequence that share a kv head. Their rows are numbered i * (how many heads) + (head - the first).
+struct QueryHeads {
+  i64 batch = 0;
+  i64 kv_head = 0;
+  Range heads;
+  Sequence sequence;
+
+  i64 width() const { return heads.end - heads.begin; }
+  i64 rows() const { return sequence.queries * width(); }
+  /// Numbers of the rows i of `queries`.
+  Range numbers(Range queries) const { return {queries.begin * width(), queries.end * width()}; }
+};
+
+template <class T> QueryHeads query_heads(const BackwardCall<T>& call, i64 batch, i64 kv_head) {
+  const i64 group = call.problem.group();
+  return {batch, kv_head, {kv_head * group, (kv_head + 1) * group}, sequence(call.problem, call.buffers, batch)};
+}
+
+/// -D + dLSE is the part of dS / P that all keys of a row share.
+template <class T> struct RowTerms {
+  T lse = -kInfinity<T>;
+  T delta = T{0};  // D - dLSE, where D = rowsum(dO * O)
+};
+
+/// `scratch`: room for two rows of value_width.
+template <class T>
+RowTerms<T> row_terms(const BackwardCall<T>& call, const QueryHeads& heads, i64 h, i64 i, T* scratch);
+
+}  // namespace narrows::cpu

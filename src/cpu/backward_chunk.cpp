@@ -1,0 +1,105 @@
+#include "cpu/backward_chunk.hpp"
+
+#include "cpu/row_logits.hpp"
+
+#include <algorithm>
+
+namespace narrows::cpu {
+
+template <class T>
+KeyChunk<T>::KeyChunk(const BackwardCall<T>& call)
+    : call_(call),
+      keys_(call, call.key_chunk),
+      rows_(call),
+      tile_(call, {.gradients = wants_score_gradients(call.problem)}) {
+  const auto room = [&](i64 width) { return make_scratch<T>(static_cast<std::size_t>(call.key_chunk * width)); };
+  if (call.problem.wants_dk) dk_ = room(call.query_width);
+  if (call.problem.wants_dv) dv_ = room(call.value_width);
+}
+
+template <class T> void KeyChunk<T>::run(const QueryHeads& heads, i64 partial, T* dq, double* slopes) {
+  const Sequence& lengths = heads.sequence;
+  if (dq) std::fill_n(dq, heads.rows() * call_.query_width, T{0});
+  const i64 step = call_.key_chunk * call_.partials;
+  for (i64 first = partial * call_.key_chunk; first < lengths.keys; first += step) {
+    const Range keys{first, std::min(first + call_.key_chunk, lengths.keys)};
+    keys_.load(heads, keys);
+    if (dk_) std::fill_n(dk_.get(), (keys.end - keys.begin) * call_.query_width, T{0});
+    if (dv_) std::fill_n(dv_.get(), (keys.end - keys.begin) * call_.value_width, T{0});
+    const Range rows = heads.numbers(query_range(call_.problem.rules.mask, keys, lengths.queries, lengths.shift));
+    for (i64 row = rows.begin; row < rows.end; row += call_.query_block) {
+      rows_.load(heads, {row, std::min(row + call_.query_block, rows.end)});
+      add_block(dq ? dq + row * call_.query_width : nullptr, slopes);
+    }
+    store(heads, keys);
+  }
+}
+
+template <class T> void KeyChunk<T>::add_block(T* dq, double* slopes) {
+  for (const KeyTile<T>& tile : keys_.tiles()) {
+    const Range seen = seen_columns(call_, rows_, 0, rows_.count(), tile);
+    if (seen.begin >= seen.end) continue;
+    tile_.compute(rows_, tile, slopes);
+    add_to_keys(tile, tile.first - keys_.tiles().front().first);
+    if (dq) add_to_queries(tile, dq);
+  }
+}
+
+/// dV += P^T dO and dK += dS^T Q, a panel of keys at a time against the rows that see it.
+template <class T> void KeyChunk<T>::add_to_keys(const KeyTile<T>& tile, i64 first_key) {
+  if (!dk_ && !dv_) return;
+  const QueryHeads& heads = rows_.heads();
+  const Sequence& lengths = heads.sequence;
+  const TileKernels<T>& kernels = call_.kernels;
+  for (i64 key = 0; key < tile.count; key += kernels.rows) {
+    const int count = static_cast<int>(std::min<i64>(kernels.rows, tile.count - key));
+    const Range keys{tile.first + key, tile.first + key + count};
+    const Range seeing = heads.numbers(query_range(call_.problem.rules.mask, keys, lengths.queries, lengths.shift));
+    const Range rows =
+        intersect({seeing.begin - rows_.numbers().begin, seeing.end - rows_.numbers().begin}, {0, rows_.count()});
+    if (rows.begin >= rows.end) continue;
+    if (dv_)
+      kernels.accumulate_transposed(tile_.probabilities(rows.begin) + key, tile_.stride(), count,
+                                    rows_.gradient_strips(rows.begin), rows_.strip_stride(), length(rows),
+                                    call_.problem.value_dim, dv_.get() + (first_key + key) * call_.value_width,
+                                    call_.value_width);
+    if (dk_)
+      kernels.accumulate_transposed(tile_.gradients(rows.begin) + key, tile_.stride(), count,
+                                    rows_.query_strips(rows.begin), rows_.strip_stride(), length(rows),
+                                    call_.problem.head_dim, dk_.get() + (first_key + key) * call_.query_width,
+                                    call_.query_width);
+  }
+}
+
+/// dQ += dS K, a panel of rows at a time against the keys that it sees.
+template <class T> void KeyChunk<T>::add_to_queries(const KeyTile<T>& tile, T* dq) {
+  const TileKernels<T>& kernels = call_.kernels;
+  for (i64 row = 0; row < rows_.count(); row += kernels.rows) {
+    const int count = static_cast<int>(std::min<i64>(kernels.rows, rows_.count() - row));
+    const Range seen = seen_columns(call_, rows_, row, count, tile);
+    if (seen.begin >= seen.end) continue;
+    kernels.accumulate(tile_.gradients(row) + seen.begin, tile_.stride(), count,
+                       tile.key_rows + seen.begin * kernels.columns, tile.columns * kernels.columns, length(seen),
+                       call_.problem.head_dim, dq + row * call_.query_width, call_.query_width);
+  }
+}
+
+template <class T> void KeyChunk<T>::store(const QueryHeads& heads, Range keys) const {
+  const Problem& problem = call_.problem;
+  const View &dk = call_.buffers.dk, &dv = call_.buffers.dv;
+  const Sequence& lengths = heads.sequence;
+  for (i64 j = keys.begin; j < keys.end; ++j) {
+    const i64 row = lengths.first_key + j, key = j - keys.begin;
+    if (dk_)
+      call_.kernels.store(dk_.get() + key * call_.query_width, fitted<T>(problem.rules.scale), problem.head_dim,
+                          dk.at(lengths.key_batch, row, heads.kv_head), dk.strides[3], dk.dtype);
+    if (dv_)
+      call_.kernels.store(dv_.get() + key * call_.value_width, T{1}, problem.value_dim,
+                          dv.at(lengths.key_batch, row, heads.kv_head), dv.strides[3], dv.dtype);
+  }
+}
+
+template class KeyChunk<float>;
+template class KeyChunk<double>;
+
+}  // namespace narrows::cpu

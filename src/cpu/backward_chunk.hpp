@@ -1,0 +1,39 @@
+// One task of the blocked backward: a share of a kv head's keys against all the query rows that see them.
+#pragma once
+
+#include "cpu/backward_tile.hpp"
+
+namespace narrows::cpu {
+
+/// The scratch of one thread, and what is done in it.
+template <class T> class KeyChunk {
+ public:
+  explicit KeyChunk(const BackwardCall<T>& call);
+
+  /// Chunks number `partial`, partial + call.partials, ... of the head's keys. Writes their dK and dV; dq, row-major
+  /// (heads.rows(), query_width), and slopes (one a head) become these keys' sums of dS K and of |p - j| dS. Either may be
+  /// null.
+  void run(const QueryHeads& heads, i64 partial, T* dq, double* slopes);
+
+ private:
+  void add_block(T* dq, double* slopes);
+  void add_to_keys(const KeyTile<T>& tile, i64 first_key);
+  void add_to_queries(const KeyTile<T>& tile, T* dq);
+  void store(const QueryHeads& heads, Range keys) const;
+
+  const BackwardCall<T>& call_;
+  KeyTiles<T> keys_;
+  QueryRows<T> rows_;
+  GradientTile<T> tile_;
+  Scratch<T> dk_, dv_;  // of the chunk's keys
+};
+
+/// Whether the walk over all tiles computes dS, or P alone for dV.
+inline bool wants_score_gradients(const Problem& problem) {
+  return problem.wants_dq || problem.wants_dk || problem.wants_dslopes;
+}
+
+extern template class KeyChunk<float>;
+extern template class KeyChunk<double>;
+
+}  // namespace narrows::cpu

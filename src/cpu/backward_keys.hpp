@@ -1,0 +1,43 @@
+// Keys and values of consecutive tiles as the backward products read them.
+#pragma once
+
+#include "cpu/backward_call.hpp"
+#include "cpu/scratch.hpp"
+
+#include <span>
+#include <vector>
+
+namespace narrows::cpu {
+
+template <class T> struct KeyTile {
+  i64 first = 0;          // key
+  i64 count = 0;          // of keys
+  i64 columns = 0;        // the same in whole strips; what was added is zeros
+  T* keys = nullptr;      // key strips, for S = Q K^T
+  T* values = nullptr;    // V in key strips, for dP = dO V^T
+  T* key_rows = nullptr;  // K in value strips, for dQ += dS K
+};
+
+template <class T> class KeyTiles {
+ public:
+  /// Room for `keys` keys.
+  KeyTiles(const BackwardCall<T>& call, i64 keys);
+
+  /// Tiles of call.key_block keys from keys.begin on. A key that none of the heads' rows sees is read as zeros.
+  void load(const QueryHeads& heads, Range keys);
+  std::span<const KeyTile<T>> tiles() const { return tiles_; }
+
+ private:
+  void pack(const KeyTile<T>& tile);
+  bool drop_hidden_keys(const QueryHeads& heads, const KeyTile<T>& tile);
+
+  const BackwardCall<T>& call_;
+  std::vector<KeyTile<T>> tiles_;
+  std::vector<const std::byte*> k_, v_;
+  Scratch<T> packed_;
+};
+
+extern template class KeyTiles<float>;
+extern template class KeyTiles<double>;
+
+}  // namespace narrows::cpu

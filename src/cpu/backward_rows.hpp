@@ -1,0 +1,55 @@
+// Query rows of a block as the backward tiles need them: Q and dO in panels and in strips, and each row's terms.
+#pragma once
+
+#include "cpu/backward_call.hpp"
+#include "cpu/scratch.hpp"
+
+#include <span>
+#include <vector>
+
+namespace narrows::cpu {
+
+template <class T> struct GradientRow {
+  i64 i, h;
+  Range visible;  // keys, before mask and bias; none where the LSE says that no key weighs
+  ScoreRules<T> rules;
+  BackwardReference<T> reference;
+  T delta;
+};
+
+template <class T> class QueryRows {
+ public:
+  explicit QueryRows(const BackwardCall<T>& call);
+
+  /// Rows with these numbers; at most call.query_block. A row that sees no key is read as zeros.
+  void load(const QueryHeads& heads, Range numbers);
+
+  const QueryHeads& heads() const { return heads_; }
+  std::span<const GradientRow<T>> rows() const { return rows_; }
+  i64 count() const { return static_cast<i64>(rows_.size()); }
+  Range numbers() const { return numbers_; }
+
+  /// Panels of the rows from first_row on, a whole number of panels from the start.
+  const T* queries(i64 first_row) const { return q_panels_.get() + first_row * call_.problem.head_dim; }
+  const T* gradients(i64 first_row) const { return dout_panels_.get() + first_row * call_.problem.value_dim; }
+  /// Value strips from first_row on; the strips are strip_stride() apart.
+  const T* query_strips(i64 first_row) const { return q_strips_.get() + first_row * call_.kernels.columns; }
+  const T* gradient_strips(i64 first_row) const { return dout_strips_.get() + first_row * call_.kernels.columns; }
+  i64 strip_stride() const;
+
+ private:
+  void pack();
+  bool drop_hidden_rows();
+
+  const BackwardCall<T>& call_;
+  QueryHeads heads_;
+  Range numbers_;
+  std::vector<GradientRow<T>> rows_;
+  std::vector<const std::byte*> q_, dout_;
+  Scratch<T> q_panels_, dout_panels_, q_strips_, dout_strips_, terms_;
+};
+
+extern template class QueryRows<float>;
+extern template class QueryRows<double>;
+
+}  // namespace narrows::cpu

@@ -1,0 +1,56 @@
+// P and dS of a block of query rows and a tile of keys, computed again from Q, K, the LSE and dO.
+#pragma once
+
+#include "cpu/backward_keys.hpp"
+#include "cpu/backward_rows.hpp"
+
+namespace narrows::cpu {
+
+/// What a tile is computed for.
+struct TileWants {
+  bool gradients = true;        // dS; without it P alone
+  bool through_softcap = true;  // dS is of scale * q.k, before softcap; false: of the logits
+};
+
+template <class T> class GradientTile {
+ public:
+  GradientTile(const BackwardCall<T>& call, TileWants wants);
+
+  /// Both are zero where a row does not look. Unless null, slopes[head - heads.begin] grows by the sum of |p - j| dS, of the
+  /// logits.
+  void compute(const QueryRows<T>& rows, const KeyTile<T>& tile, double* slopes);
+
+  /// Row-major, a row of the block each. P is after dropout.
+  const T* probabilities(i64 row) const { return p_.get() + row * stride(); }
+  const T* gradients(i64 row) const { return ds_.get() + row * stride(); }
+  i64 stride() const;
+
+ private:
+  void compute_panel(const QueryRows<T>& rows, i64 first_row, int count, const KeyTile<T>& tile, double* slopes);
+  void compute_row(const QueryHeads& heads, const GradientRow<T>& row, Range keys, T* p, T* ds, double* slopes);
+  void draw_dropout(const QueryHeads& heads, const GradientRow<T>& row, Range keys);
+
+  const BackwardCall<T>& call_;
+  TileWants wants_;
+  bool has_dropout_;
+  Scratch<T> p_, ds_, bias_, keep_, derivative_;
+};
+
+/// Columns of the tile, in whole strips, in which some of the rows sees a key.
+template <class T>
+Range seen_columns(const BackwardCall<T>& call, const QueryRows<T>& rows, i64 first_row, i64 count,
+                   const KeyTile<T>& tile) {
+  const Sequence& lengths = rows.heads().sequence;
+  const Range queries{rows.rows()[static_cast<std::size_t>(first_row)].i,
+                      rows.rows()[static_cast<std::size_t>(first_row + count - 1)].i + 1};
+  const Range keys = key_range(call.problem.rules.mask, queries, lengths.shift, lengths.keys);
+  const Range seen = intersect({keys.begin - tile.first, keys.end - tile.first}, {0, tile.count});
+  if (seen.begin >= seen.end) return {0, 0};
+  const i64 strip = call.kernels.columns;
+  return {seen.begin / strip * strip, ceil_div(seen.end, strip) * strip};
+}
+
+extern template class GradientTile<float>;
+extern template class GradientTile<double>;
+
+}  // namespace narrows::cpu

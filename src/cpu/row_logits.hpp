@@ -1,0 +1,70 @@
+// One query row's scores of some keys to logits: the score rules, and -inf where the row may not look.
+#pragma once
+
+#include "core/problem.hpp"
+#include "cpu/scratch.hpp"
+#include "cpu/tile_kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace narrows::cpu {
+
+struct ScalarMath {
+  template <class T> static T multiply(T a, T b) { return a * b; }
+  template <class T> static T fma(T a, T b, T c) { return std::fma(a, b, c); }
+  template <class T> static T exp2(T x) { return std::exp2(x); }
+  template <class T> static T log2(T x) { return std::log2(x); }
+};
+
+constexpr i64 round_up(i64 size, i64 unit) { return ceil_div(size, unit) * unit; }
+
+inline bool has_score_rules(const Problem& problem, const Buffers& buffers) {
+  return problem.rules.softcap != 0 || buffers.alibi_slopes || buffers.bias;
+}
+
+template <class T>
+ScoreRules<T> row_rules(const Problem& problem, const Buffers& buffers, const TileKernels<T>& kernels, i64 batch,
+                        i64 h) {
+  T slope = 0;
+  if (const View& slopes = buffers.alibi_slopes) kernels.convert(slopes.at(batch, h), 0, slopes.dtype, 1, &slope);
+  return score_rules<T>(problem.rules.scale, problem.rules.softcap, slope);
+}
+
+struct ScoreRow {
+  i64 batch, h, i;
+  i64 position;
+  Range visible;  // keys, before mask and bias
+};
+
+template <class T> void fill_columns(T* s, Range columns, T value) {
+  if (columns.begin < columns.end) std::fill(s + columns.begin, s + columns.end, value);
+}
+
+/// keys: of s, the last of which may not exist. bias: scratch for as many values, where the call has a bias.
+template <class T>
+void make_logits(const Buffers& buffers, const TileKernels<T>& kernels, bool with_rules, const ScoreRules<T>& rules,
+                 const ScoreRow& row, Range keys, T* s, T* bias) {
+  const Range visible = intersect(row.visible, keys);
+  const Range columns{visible.begin - keys.begin, std::max(visible.begin, visible.end) - keys.begin};
+  const i64 count = keys.end - keys.begin;
+  if (columns.begin >= columns.end) return fill_columns(s, {0, count}, -kInfinity<T>);
+  if (with_rules) {
+    const View& given = buffers.bias;
+    if (given) {
+      fill_columns(bias, {0, columns.begin}, T{0});
+      kernels.convert(given.at(row.batch, row.h, row.i, visible.begin), given.strides[3], given.dtype,
+                      columns.end - columns.begin, bias + columns.begin);
+      fill_columns(bias, {columns.end, count}, T{0});
+    }
+    kernels.logits(s, count, rules, static_cast<T>(row.position - keys.begin), given ? bias : nullptr);
+  }
+  fill_columns(s, {0, columns.begin}, -kInfinity<T>);
+  fill_columns(s, {columns.end, count}, -kInfinity<T>);
+  if (!buffers.mask) return;
+  const std::byte* allowed = buffers.mask.at(row.batch, row.h, row.i, visible.begin);
+  for (i64 column = columns.begin; column < columns.end; ++column, allowed += buffers.mask.strides[3])
+    if (*allowed == std::byte{0}) s[column] = -kInfinity<T>;
+}
+
+}  // namespace narrows::cpu

@@ -1,0 +1,95 @@
+#include "plan/cpu_forward.hpp"
+
+#include <algorithm>
+
+namespace narrows {
+namespace {
+
+constexpr i64 kPackedBytes =
+    i64{256} << 20;                // of K and V copies, or of partial results, at once: one head's may be more
+constexpr i64 kMostHeads = 65536;  // described in scratch at once
+// A call with fewer (sequence, kv head) pairs splits its keys into about as many tasks. A constant, not the machine's
+// threads: on every machine a call gives the same bits.
+constexpr i64 kTasks = 64;
+// A panel's rows would otherwise lie a power of two apart and fight for the same lines of L1.
+constexpr i64 kScoreStrideExtra = 16;
+
+constexpr i64 round_up(i64 size, i64 unit) { return saturating_multiply(ceil_div(size, unit), unit); }
+constexpr i64 aligned(i64 bytes) { return bytes > kMaxCount - kScratchAlignment ? kMaxCount : round_up(bytes, 64); }
+
+i64 item(const Problem& problem) { return static_cast<i64>(item_size(accumulator(problem.dtype))); }
+i64 value_width(const Problem& problem) { return round_up(problem.value_dim, kMostColumns); }
+i64 key_block(const Plan& plan) { return round_up(plan.key_block, kMostColumns); }
+i64 rows_of_head(const Problem& problem) { return saturating_multiply(problem.max_queries, problem.group()); }
+
+i64 packed_bytes(const Problem& problem) {
+  return saturating_multiply(round_up(problem.max_keys, kMostColumns),
+                             (problem.head_dim + value_width(problem)) * item(problem));
+}
+
+i64 partial_output_bytes(const Problem& problem, i64 splits) {
+  return saturating_multiply(saturating_multiply(rows_of_head(problem), splits), value_width(problem) * item(problem));
+}
+
+i64 tiles_of_split(const Problem& problem, const Plan& plan, i64 tiles) {
+  if (problem.batch_invariant || problem.num_splits == 1 || tiles < 2) return tiles;
+  if (problem.num_splits > 1) return ceil_div(tiles, std::min<i64>(tiles, problem.num_splits));
+  const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
+  if (plan.packs_ahead || heads >= kTasks) return tiles;
+  return ceil_div(tiles, std::min(tiles, ceil_div(kTasks, heads)));
+}
+
+}  // namespace
+
+i64 forward_score_stride(i64 key_block) { return key_block + kScoreStrideExtra; }
+
+ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& plan) {
+  ForwardThreadScratch scratch;
+  const auto take = [&](i64& start, i64 count, i64 size) {
+    start = scratch.bytes;
+    scratch.bytes += aligned(count * size);
+  };
+  const i64 rows = std::min(plan.query_block, rows_of_head(problem)) + kMostPanelRows, d = problem.head_dim;
+  const i64 keys = key_block(plan), tile = std::min(keys, round_up(problem.max_keys, kMostColumns));
+  take(scratch.rows, rows, kQueryRowBytes);
+  take(scratch.queries, rows * d, item(problem));
+  take(scratch.scores, kMostPanelRows * forward_score_stride(keys), item(problem));
+  take(scratch.outputs, rows * value_width(problem), item(problem));
+  take(scratch.bias, problem.bias.given ? keys : 0, item(problem));
+  take(scratch.pointers, std::max(rows, keys), static_cast<i64>(sizeof(void*)));
+  take(scratch.rotated, problem.rotary_pairs ? kMostPanelRows * d : 0, item(problem));
+  take(scratch.tile, plan.packs_ahead ? 0 : tile * (d + value_width(problem)), item(problem));
+  return scratch;
+}
+
+i64 forward_splits(const Problem& problem, const Plan& plan) {
+  return plan.split_keys ? std::max<i64>(ceil_div(problem.max_keys, plan.split_keys), 1) : 1;
+}
+
+Regions forward_scratch(const Problem& problem, const Plan& plan) {
+  const i64 splits = forward_splits(problem, plan), heads = plan.heads_at_once;
+  const i64 rows = splits > 1 ? saturating_multiply(rows_of_head(problem), splits) : 0;
+  const i64 outputs = splits > 1 ? partial_output_bytes(problem, splits) : 0;
+  return {{"packed K and V", plan.packs_ahead ? aligned(saturating_multiply(heads, packed_bytes(problem))) : 0},
+          {"kv heads", aligned(heads * kKvHeadBytes)},
+          {"query blocks", plan.threads * forward_thread_scratch(problem, plan).bytes},
+          {"partial O", aligned(saturating_multiply(heads, outputs))},
+          {"partial sums", aligned(saturating_multiply(heads, saturating_multiply(rows, kRunningSumBytes)))}};
+}
+
+void plan_cpu_forward(const Problem& problem, Plan& plan) {
+  // Where a kv head has one query block, nobody else reads what it packs: tile by tile, it stays in cache.
+  plan.packs_ahead = rows_of_head(problem) > plan.query_block;
+  const i64 tiles = ceil_div(problem.max_keys, plan.key_block);
+  const i64 split = tiles_of_split(problem, plan, tiles);
+  plan.split_keys = split < tiles ? split * plan.key_block : 0;
+
+  const i64 splits = forward_splits(problem, plan);
+  const i64 head_bytes = saturating_add(plan.packs_ahead ? packed_bytes(problem) : 0,
+                                        splits > 1 ? partial_output_bytes(problem, splits) : 0);
+  const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
+  plan.heads_at_once = std::clamp<i64>(kPackedBytes / std::max<i64>(head_bytes, 1), 1, std::min(heads, kMostHeads));
+  plan.workspace = forward_scratch(problem, plan);
+}
+
+}  // namespace narrows

@@ -1,0 +1,39 @@
+// Scratch of the CPU's forward: the plan sizes it and the backend lays it out, both from here.
+#pragma once
+
+#include "plan/plan.hpp"
+
+namespace narrows {
+
+// Upper bounds for every instruction set's register tile and for the backend's own structs, so that a plan needs neither.
+inline constexpr i64 kMostPanelRows = 12, kMostColumns = 32;
+inline constexpr i64 kQueryRowBytes = 128, kKvHeadBytes = 192, kRunningSumBytes = 32;
+
+/// Scratch of one thread: bytes from its start to each part. A part that the call does not need has the next one's place.
+struct ForwardThreadScratch {
+  i64 rows = 0;      // of a query block: what is known of each
+  i64 queries = 0;   // packed Q
+  i64 scores = 0;    // a panel of S
+  i64 outputs = 0;   // O before it is normalised
+  i64 bias = 0;      // of one row and tile
+  i64 pointers = 0;  // to rows of Q, K or V
+  i64 rotated = 0;   // a panel of Q
+  i64 tile = 0;      // packed K and V, where heads are not packed ahead
+  i64 bytes = 0;
+};
+ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& plan);
+
+/// Elements from one row of a panel of S to the next.
+i64 forward_score_stride(i64 key_block);
+
+/// Parts that the plan's keys are split into; 1 = not split.
+i64 forward_splits(const Problem& problem, const Plan& plan);
+
+/// Regions in the order in which the backend takes them.
+enum ForwardRegion : std::size_t { kPacked, kHeads, kThreads, kPartialOutputs, kPartialSums };
+Regions forward_scratch(const Problem& problem, const Plan& plan);
+
+/// Sets what depends on the problem; tile sizes and threads are set already.
+void plan_cpu_forward(const Problem& problem, Plan& plan);
+
+}  // namespace narrows
