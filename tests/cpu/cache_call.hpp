@@ -16,7 +16,8 @@ struct CacheCall {
   Blocks blocks;
   std::deque<Array> sides;  // what the views in a.options look at
 
-  explicit CacheCall(std::uint64_t seed) : dice_(seed) {
+  /// counting: Q = 0 and V = one-hot(j mod dv), and no rule that weighs visible keys differently.
+  explicit CacheCall(std::uint64_t seed, bool counting = false) : counting_(counting), dice_(seed) {
     choose_sizes();
     choose_lengths();
     make_cache();
@@ -94,16 +95,21 @@ struct CacheCall {
       for (std::int64_t slot = pad_[s]; slot < filled_[s]; ++slot) {
         const Dims place = paged_ ? Dims{static_cast<std::int64_t>(table[{cache_row_[s], slot / page_}]), slot % page_}
                                   : Dims{cache_row_[s], slot};
-        fill_slot(a.k, place, d_);
-        fill_slot(a.v, place, dv_);
+        fill_slot(a.k, place, -1);
+        fill_slot(a.v, place, slot - pad_[s]);
       }
     }
     if (paged_) a.options.block_table = side(table);
   }
 
-  void fill_slot(Array& array, const Dims& place, std::int64_t width) {
+  /// j: of the key, where the array is one-hot.
+  void fill_slot(Array& array, const Dims& place, std::int64_t j) {
+    const std::int64_t width = array.shape()[3];
     for (std::int64_t head = 0; head < hk_; ++head)
-      for (std::int64_t x = 0; x < width; ++x) array.set({place[0], place[1], head, x}, dice_());
+      for (std::int64_t x = 0; x < width; ++x) array.set({place[0], place[1], head, x}, element(j, x, width));
+  }
+  double element(std::int64_t j, std::int64_t x, std::int64_t width) {
+    return counting_ && j >= 0 ? (j % width == x ? 1 : 0) : dice_();
   }
 
   void make_queries() {
@@ -116,7 +122,7 @@ struct CacheCall {
     const std::int64_t total = bounds.back() + dice_.between(0, 2);
     const auto shape = [&](std::int64_t width) { return varlen ? Dims{total, h_, width} : Dims{b_, sq_, h_, width}; };
     a.q = Array(dtype_, shape(d_), arrangement(varlen ? 3 : 4));
-    a.q.fill([&](const Dims&) { return dice_(); });
+    a.q.fill([&](const Dims&) { return counting_ ? 0 : dice_(); });
     a.o = Array(dtype_, shape(dv_), arrangement(varlen ? 3 : 4));
     a.lse = Array(dtype_ == DType::fp64 ? DType::fp64 : DType::fp32, varlen ? Dims{h_, total} : Dims{b_, h_, sq_});
     if (varlen) a.options.cu_seqlens_q = lengths(bounds);
@@ -131,7 +137,16 @@ struct CacheCall {
       return varlen_new_ ? Dims{bounds.back() + 1, hk_, width} : Dims{b_, new_.front(), hk_, width};
     };
     a.options.k_new = gaussian(shape(d_));
-    a.options.v_new = gaussian(shape(dv_));
+    a.options.v_new = side(Array(dtype_, shape(dv_)).fill([&](const Dims& at) {
+      std::size_t s = static_cast<std::size_t>(at[0]);
+      std::int64_t t = at[1];
+      if (varlen_new_) {
+        s = 0;
+        while (s + 1 < new_.size() && at[0] >= bounds[s + 1]) ++s;
+        t = at[0] - bounds[s];
+      }
+      return element(filled_[s] - pad_[s] + t, at[at.rank() - 1], dv_);
+    }));
     if (varlen_new_) a.options.cu_seqlens_k_new = lengths(bounds);
   }
 
@@ -156,6 +171,14 @@ struct CacheCall {
     options.causal = dice_.of({Causal::none, Causal::bottom_right, Causal::bottom_right, Causal::top_left});
     if (dice_.one_in(4)) options.window.left = dice_.between(0, 60);
     if (dice_.one_in(6)) options.chunk = dice_.between(1, 60);
+    if (!counting_) choose_scores();
+    const Dims full{1, dice_.one_in(2) ? h_ : 1, sq_, std::max<std::int64_t>(capacity_, 1)};
+    if (dice_.one_in(5))
+      options.mask = side(Array(DType::boolean, full).fill([&](const Dims&) { return dice_.one_in(3) ? 0 : 1; }));
+  }
+
+  void choose_scores() {
+    Options& options = a.options;
     if (dice_.one_in(4)) options.softcap = 3;
     if (dice_.one_in(4)) {
       options.dropout = 0.3;
@@ -164,8 +187,6 @@ struct CacheCall {
     if (dice_.one_in(4)) options.alibi_slopes = side(Array(DType::fp32, {h_}).fill(0.05));
     if (dice_.one_in(4)) options.sinks = side(Array(DType::fp32, {h_}).fill(0.7));
     const Dims full{1, dice_.one_in(2) ? h_ : 1, sq_, std::max<std::int64_t>(capacity_, 1)};
-    if (dice_.one_in(5))
-      options.mask = side(Array(DType::boolean, full).fill([&](const Dims&) { return dice_.one_in(3) ? 0 : 1; }));
     if (dice_.one_in(5)) options.bias = side(Array(DType::fp16, full).fill([&](const Dims&) { return dice_(); }));
   }
 
@@ -182,6 +203,7 @@ struct CacheCall {
     return side(int32_array(std::vector<double>(values.begin(), values.end())));
   }
 
+  bool counting_;
   Dice dice_;
   std::int64_t b_, h_, hk_, d_, dv_, sq_, page_, capacity_, pages_of_row_, rows_;
   bool paged_, appends_, varlen_new_;

@@ -44,6 +44,29 @@ TEST_P(CpuCacheRandom, agrees_with_the_oracle) {
     EXPECT_TRUE(a.o.gaps_intact() && a.q.same_bits(q)) << "seed " << seed;
   }
 }
+
+TEST_P(CpuCacheRandom, counting_shows_exactly_the_visible_keys) {
+  for (int round = 0; round < repeats(60, 8); ++round) {
+    const std::uint64_t seed = static_cast<std::uint64_t>(GetParam()) * 1000 + static_cast<std::uint64_t>(round);
+    CacheCall call(seed, true);
+    Attention& a = call.a;
+    const reference::ForwardResult exact = reference::exact_forward(a.in(), a.options);
+    run_forward(a, call.blocks);
+    const std::vector<double> lse = a.lse.values(), o = a.o.values();
+    const bool varlen = a.q.shape().rank() == 3;
+    const std::int64_t h = a.q.shape()[varlen ? 1 : 2], sq = a.q.shape()[varlen ? 0 : 1];
+    const std::size_t dv = static_cast<std::size_t>(a.o.shape()[a.o.shape().rank() - 1]);
+    for (std::size_t element = 0; element < lse.size(); ++element) {
+      const double keys = std::round(std::exp(exact.lse.value[element]));
+      ASSERT_EQ(std::round(std::exp(lse[element])), keys) << "seed " << seed << " LSE element " << element;
+      const std::int64_t e = static_cast<std::int64_t>(element), i = e % sq, head = e / sq % h, b = e / sq / h;
+      const std::size_t first = static_cast<std::size_t>((b * sq + i) * h + head) * dv;
+      for (std::size_t c = first; c < first + dv; ++c)
+        ASSERT_EQ(std::round(o[c] * keys), std::round(exact.o.value[c] * keys))
+            << "seed " << seed << " O element " << c;
+    }
+  }
+}
 INSTANTIATE_TEST_SUITE_P(Seeds, CpuCacheRandom, testing::Range(0, 8));
 
 /// One batch of decoding or prefill over a cache, contiguous and in pages of a size, with the same keys.

@@ -1,0 +1,12 @@
+// Merging attention over several sets of keys, and its gradient.
+#pragma once
+
+#include "core/merge_call.hpp"
+
+namespace narrows::cpu {
+
+/// Bits do not depend on `threads`; an output may be one of the parts.
+void run_merge(const MergeCall& call, int threads);
+void run_merge_backward(const MergeCall& call, int threads);
+
+}  // namespace narrows::cpu
