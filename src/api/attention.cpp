@@ -45,12 +45,18 @@ void forward(const Inputs& in, const Outputs& out, const Options& options) {
 void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Call call = make_backward(in, out, options);
   const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
+  check_workspace(call.problem, choice.plan);
   cpu::run_backward(call.problem, choice.plan, call.buffers);
   write_status(options.status);
 }
 
 std::int64_t workspace_size(const Inputs& in, const Options& options) {
   const Call call = make_explained(in, options);
+  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
+}
+
+std::int64_t backward_workspace_size(const Inputs& in, const Options& options) {
+  const Call call = make_explained_backward(in, options);
   return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
 }
 

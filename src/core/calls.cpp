@@ -68,9 +68,25 @@ void check_saved(Call& call, const BackwardInputs& in) {
   problem.dout = layout_of(in.dout);
 }
 
+void refuse_cache(const Options& options) {
+  if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
+}
+
 }  // namespace
 
 Call make_explained(const Inputs& in, const Options& options) { return check_call(in, options, false); }
+
+Call make_explained_backward(const Inputs& in, const Options& options) {
+  refuse_cache(options);
+  Call call = check_call(in, options, false);
+  Problem& problem = call.problem;
+  problem.operation = Operation::backward;
+  problem.wants_dq = problem.wants_dk = problem.wants_dv = true;
+  problem.wants_dbias = options.bias.given();
+  problem.wants_dslopes = options.alibi_slopes.given();
+  problem.wants_dsinks = options.sinks.given();
+  return call;
+}
 
 Call make_forward(const Inputs& in, const Outputs& out, const Options& options) {
   Call call = check_call(in, options, true);
@@ -95,7 +111,7 @@ Call make_forward(const Inputs& in, const Outputs& out, const Options& options) 
 
 Call make_backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Inputs inputs{in.q, in.k, in.v};
-  if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
+  refuse_cache(options);
   Call call = check_call(inputs, options, true);
   Problem& problem = call.problem;
   Buffers& buffers = call.buffers;

@@ -86,6 +86,8 @@ Call make_forward(const Inputs& in, const Outputs& out, const Options& options);
 Call make_backward(const BackwardInputs& in, const Gradients& out, const Options& options);
 /// As make_forward for shapes alone: data of all but the int32 tensors may be null, and there are no outputs.
 Call make_explained(const Inputs& in, const Options& options);
+/// The same of a backward that wants every gradient which its options allow.
+Call make_explained_backward(const Inputs& in, const Options& options);
 
 /// Sequence number `index` of the batch. Reads the length tensors, which make_* has checked.
 Sequence sequence(const Problem& problem, const Buffers& buffers, i64 index);

@@ -4,12 +4,9 @@
 #include "cpu/pool.hpp"
 
 #include <algorithm>
-#include <memory>
 
 namespace narrows::cpu {
 namespace {
-
-constexpr i64 kBlocksOfTask = 4;  // query blocks that share a packed tile of keys
 
 /// Elements of dbias that one task sums: a range of each of its axes (b, h, sq, sk).
 struct Part {
@@ -44,18 +41,18 @@ class Parts {
 
 template <class T> class BiasSum {
  public:
-  explicit BiasSum(const BackwardCall<T>& call)
+  BiasSum(const BackwardCall<T>& call, int thread)
       : call_(call),
-        keys_(call, call.key_block),
-        rows_(call),
-        tile_(call, {.gradients = true, .through_softcap = false}),
-        sums_(make_scratch<T>(static_cast<std::size_t>(kBlocksOfTask * call.query_block * call.key_block))) {}
+        keys_(call, thread),
+        rows_(call, thread),
+        tile_(call, {.gradients = true, .through_softcap = false}, thread),
+        sums_(call.template scratch<T>(thread, call.layout.dbias)) {}
 
   void run(const Part& part) {
     const Problem& problem = call_.problem;
     const std::array<i64, 4>& sizes = problem.dbias_sizes;
     const i64 columns = part.columns.end - part.columns.begin;
-    std::fill_n(sums_.get(), (part.rows.end - part.rows.begin) * columns, T{0});
+    std::fill_n(sums_, (part.rows.end - part.rows.begin) * columns, T{0});
     const i64 first_batch = sizes[0] == 1 ? 0 : part.b, last_batch = sizes[0] == 1 ? problem.batch : part.b + 1;
     for (i64 b = first_batch; b < last_batch; ++b) {
       const Range all{0, problem.heads};
@@ -68,7 +65,7 @@ template <class T> class BiasSum {
     }
     const View& dbias = call_.buffers.dbias;
     for (i64 row = part.rows.begin; row < part.rows.end; ++row)
-      call_.kernels.store(sums_.get() + (row - part.rows.begin) * columns, T{1}, columns,
+      call_.kernels.store(sums_ + (row - part.rows.begin) * columns, T{1}, columns,
                           dbias.at(part.b, part.h, row, part.columns.begin), dbias.strides[3], dbias.dtype);
   }
 
@@ -99,7 +96,7 @@ template <class T> class BiasSum {
     for (i64 r = 0; r < rows_.count(); ++r) {
       const T* const ds = tile_.gradients(r);
       const i64 i = rows_.rows()[static_cast<std::size_t>(r)].i;
-      T* const sums = sums_.get() + (sizes[2] == 1 ? 0 : (i - part.rows.begin) * columns);
+      T* const sums = sums_ + (sizes[2] == 1 ? 0 : (i - part.rows.begin) * columns);
       if (sizes[3] == 1)
         for (i64 key = 0; key < tile.count; ++key) sums[0] += ds[key];
       else
@@ -111,19 +108,14 @@ template <class T> class BiasSum {
   KeyTiles<T> keys_;
   QueryRows<T> rows_;
   GradientTile<T> tile_;
-  Scratch<T> sums_;
+  T* sums_;
 };
 
 }  // namespace
 
 template <class T> void write_bias_gradient(const BackwardCall<T>& call, int threads) {
-  const Parts parts(call.problem.dbias_sizes, kBlocksOfTask * call.query_block, call.key_block);
-  std::vector<std::unique_ptr<BiasSum<T>>> sums(static_cast<std::size_t>(threads));
-  parallel_for(parts.count(), threads, [&](i64 number, int thread) {
-    std::unique_ptr<BiasSum<T>>& sum = sums[static_cast<std::size_t>(thread)];
-    if (!sum) sum = std::make_unique<BiasSum<T>>(call);
-    sum->run(parts[number]);
-  });
+  const Parts parts(call.problem.dbias_sizes, kBiasBlocks * call.query_block, call.key_block);
+  parallel_for(parts.count(), threads, [&](i64 number, int thread) { BiasSum<T>(call, thread).run(parts[number]); });
 }
 
 template void write_bias_gradient(const BackwardCall<float>&, int);

@@ -4,7 +4,7 @@
 #include "core/problem.hpp"
 #include "cpu/dropout.hpp"
 #include "cpu/tile_kernels.hpp"
-#include "plan/plan.hpp"
+#include "plan/cpu_backward.hpp"
 
 namespace narrows::cpu {
 
@@ -21,11 +21,16 @@ template <class T> struct BackwardCall {
   i64 partials;     // sums of dQ of one kv head, made side by side
   i64 query_width;  // d in whole strips
   i64 value_width;  // dv in whole strips
-};
 
-template <class T> BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, const Buffers& buffers);
-extern template BackwardCall<float> make_backward_call<float>(const Problem&, const Plan&, const Buffers&);
-extern template BackwardCall<double> make_backward_call<double>(const Problem&, const Plan&, const Buffers&);
+  T* query_sums;       // of dQ: [head at once][partial][row of the longest sequence][query_width]
+  double* slope_sums;  // of |p - j| dS: [batch][kv head][partial][head of the group]
+  std::byte* threads;
+  BackwardThreadScratch layout;  // of each thread's part
+
+  template <class Part> Part* scratch(int thread, i64 start) const {
+    return reinterpret_cast<Part*>(threads + thread * layout.bytes + start);
+  }
+};
 
 /// Query heads of one sequence that share a kv head. Their rows are numbered i * (how many heads) + (head - the first).
 struct QueryHeads {
@@ -45,7 +50,6 @@ template <class T> QueryHeads query_heads(const BackwardCall<T>& call, i64 batch
   return {batch, kv_head, {kv_head * group, (kv_head + 1) * group}, sequence(call.problem, call.buffers, batch)};
 }
 
-/// -D + dLSE is the part of dS / P that all keys of a row share.
 template <class T> struct RowTerms {
   T lse = -kInfinity<T>;
   T delta = T{0};  // D - dLSE, where D = rowsum(dO * O)

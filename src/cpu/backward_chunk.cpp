@@ -7,15 +7,13 @@
 namespace narrows::cpu {
 
 template <class T>
-KeyChunk<T>::KeyChunk(const BackwardCall<T>& call)
+KeyChunk<T>::KeyChunk(const BackwardCall<T>& call, int thread)
     : call_(call),
-      keys_(call, call.key_chunk),
-      rows_(call),
-      tile_(call, {.gradients = wants_score_gradients(call.problem)}) {
-  const auto room = [&](i64 width) { return make_scratch<T>(static_cast<std::size_t>(call.key_chunk * width)); };
-  if (call.problem.wants_dk) dk_ = room(call.query_width);
-  if (call.problem.wants_dv) dv_ = room(call.value_width);
-}
+      keys_(call, thread),
+      rows_(call, thread),
+      tile_(call, {.gradients = wants_score_gradients(call.problem)}, thread),
+      dk_(call.problem.wants_dk ? call.template scratch<T>(thread, call.layout.dk) : nullptr),
+      dv_(call.problem.wants_dv ? call.template scratch<T>(thread, call.layout.dv) : nullptr) {}
 
 template <class T> void KeyChunk<T>::run(const QueryHeads& heads, i64 partial, T* dq, double* slopes) {
   const Sequence& lengths = heads.sequence;
@@ -24,8 +22,8 @@ template <class T> void KeyChunk<T>::run(const QueryHeads& heads, i64 partial, T
   for (i64 first = partial * call_.key_chunk; first < lengths.keys; first += step) {
     const Range keys{first, std::min(first + call_.key_chunk, lengths.keys)};
     keys_.load(heads, keys);
-    if (dk_) std::fill_n(dk_.get(), (keys.end - keys.begin) * call_.query_width, T{0});
-    if (dv_) std::fill_n(dv_.get(), (keys.end - keys.begin) * call_.value_width, T{0});
+    if (dk_) std::fill_n(dk_, (keys.end - keys.begin) * call_.query_width, T{0});
+    if (dv_) std::fill_n(dv_, (keys.end - keys.begin) * call_.value_width, T{0});
     const Range rows = heads.numbers(query_range(call_.problem.rules.mask, keys, lengths.queries, lengths.shift));
     for (i64 row = rows.begin; row < rows.end; row += call_.query_block) {
       rows_.load(heads, {row, std::min(row + call_.query_block, rows.end)});
@@ -61,12 +59,12 @@ template <class T> void KeyChunk<T>::add_to_keys(const KeyTile<T>& tile, i64 fir
     if (dv_)
       kernels.accumulate_transposed(tile_.probabilities(rows.begin) + key, tile_.stride(), count,
                                     rows_.gradient_strips(rows.begin), rows_.strip_stride(), length(rows),
-                                    call_.problem.value_dim, dv_.get() + (first_key + key) * call_.value_width,
+                                    call_.problem.value_dim, dv_ + (first_key + key) * call_.value_width,
                                     call_.value_width);
     if (dk_)
       kernels.accumulate_transposed(tile_.gradients(rows.begin) + key, tile_.stride(), count,
                                     rows_.query_strips(rows.begin), rows_.strip_stride(), length(rows),
-                                    call_.problem.head_dim, dk_.get() + (first_key + key) * call_.query_width,
+                                    call_.problem.head_dim, dk_ + (first_key + key) * call_.query_width,
                                     call_.query_width);
   }
 }
@@ -91,10 +89,10 @@ template <class T> void KeyChunk<T>::store(const QueryHeads& heads, Range keys) 
   for (i64 j = keys.begin; j < keys.end; ++j) {
     const i64 row = lengths.first_key + j, key = j - keys.begin;
     if (dk_)
-      call_.kernels.store(dk_.get() + key * call_.query_width, fitted<T>(problem.rules.scale), problem.head_dim,
+      call_.kernels.store(dk_ + key * call_.query_width, fitted<T>(problem.rules.scale), problem.head_dim,
                           dk.at(lengths.key_batch, row, heads.kv_head), dk.strides[3], dk.dtype);
     if (dv_)
-      call_.kernels.store(dv_.get() + key * call_.value_width, T{1}, problem.value_dim,
+      call_.kernels.store(dv_ + key * call_.value_width, T{1}, problem.value_dim,
                           dv.at(lengths.key_batch, row, heads.kv_head), dv.strides[3], dv.dtype);
   }
 }

@@ -5,10 +5,10 @@
 
 namespace narrows::cpu {
 
-/// The scratch of one thread, and what is done in it.
 template <class T> class KeyChunk {
  public:
-  explicit KeyChunk(const BackwardCall<T>& call);
+  /// In the thread's scratch.
+  KeyChunk(const BackwardCall<T>& call, int thread);
 
   /// Chunks number `partial`, partial + call.partials, ... of the head's keys. Writes their dK and dV; dq, row-major
   /// (heads.rows(), query_width), and slopes (one a head) become these keys' sums of dS K and of |p - j| dS. Either may be
@@ -25,7 +25,7 @@ template <class T> class KeyChunk {
   KeyTiles<T> keys_;
   QueryRows<T> rows_;
   GradientTile<T> tile_;
-  Scratch<T> dk_, dv_;  // of the chunk's keys
+  T *dk_, *dv_;  // sums of the chunk's keys; null where they are not wanted
 };
 
 /// Whether the walk over all tiles computes dS, or P alone for dV.

@@ -1,7 +1,6 @@
 #include "cpu/backward_heads.hpp"
 
 #include "cpu/pool.hpp"
-#include "cpu/scratch.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -10,14 +9,13 @@ namespace narrows::cpu {
 namespace {
 
 /// Sum of exp(sink - LSE) (dLSE - D) over all rows of a head: those that see no key have the LSE of their sink.
-template <class T> double sink_gradient(const BackwardCall<T>& call, i64 h, double sink) {
+template <class T> double sink_gradient(const BackwardCall<T>& call, i64 h, double sink, int thread) {
   const Problem& problem = call.problem;
-  const Scratch<T> scratch = make_scratch<T>(static_cast<std::size_t>(2 * call.value_width));
   double sum = 0;
   for (i64 b = 0; b < problem.batch; ++b) {
     const QueryHeads heads = query_heads(call, b, h / problem.group());
     for (i64 i = 0; i < heads.sequence.queries; ++i) {
-      const RowTerms<T> terms = row_terms(call, heads, h, i, scratch.get());
+      const RowTerms<T> terms = row_terms(call, heads, h, i, call.template scratch<T>(thread, call.layout.terms));
       if (terms.lse == -kInfinity<T>) continue;
       sum -= std::exp(std::min(sink - double{terms.lse}, 0.0)) * double{terms.delta};
     }
@@ -25,38 +23,28 @@ template <class T> double sink_gradient(const BackwardCall<T>& call, i64 h, doub
   return sum;
 }
 
+template <class T> double slope_sum(const BackwardCall<T>& call, i64 batch, i64 h) {
+  const i64 group = call.problem.group();
+  double sum = 0;
+  for (i64 partial = 0; partial < call.partials; ++partial)
+    sum += slope_sums(call, batch, h / group, partial)[h % group];
+  return sum;
+}
+
 }  // namespace
 
 template <class T> void write_sink_gradient(const BackwardCall<T>& call, int threads) {
   const View &sinks = call.buffers.sinks, &dsinks = call.buffers.dsinks;
-  parallel_for(call.problem.heads, threads, [&](i64 h, int) {
+  parallel_for(call.problem.heads, threads, [&](i64 h, int thread) {
     T sink = 0;
     call.kernels.convert(sinks.at(h), 0, sinks.dtype, 1, &sink);
-    const T sum = sink == -kInfinity<T> ? T{0} : static_cast<T>(sink_gradient(call, h, double{sink}));
+    const T sum = sink == -kInfinity<T> ? T{0} : static_cast<T>(sink_gradient(call, h, double{sink}, thread));
     call.kernels.store(&sum, T{1}, 1, dsinks.at(h), 0, dsinks.dtype);
   });
 }
 
-SlopeSums::SlopeSums(const Problem& problem, i64 partials)
-    : kv_heads_(problem.kv_heads), group_(problem.group()), partials_(partials) {
-  if (problem.wants_dslopes) sums_.resize(static_cast<std::size_t>(problem.batch * problem.heads * partials));
-}
-
-double* SlopeSums::at(i64 batch, i64 kv_head, i64 partial) {
-  if (sums_.empty()) return nullptr;
-  return sums_.data() + ((batch * kv_heads_ + kv_head) * partials_ + partial) * group_;
-}
-
-double SlopeSums::sum(i64 batch, i64 h) const {
-  double sum = 0;
-  for (i64 partial = 0; partial < partials_; ++partial)
-    sum +=
-        sums_[static_cast<std::size_t>(((batch * kv_heads_ + h / group_) * partials_ + partial) * group_ + h % group_)];
-  return sum;
-}
-
 /// dslope = -sum |p - j| dS, over the batch where the slopes are shared by it.
-template <class T> void SlopeSums::write(const BackwardCall<T>& call) const {
+template <class T> void write_slope_gradient(const BackwardCall<T>& call) {
   const Problem& problem = call.problem;
   const View& dslopes = call.buffers.dslopes;
   const auto store = [&](double sum, i64 b, i64 h) {
@@ -66,8 +54,9 @@ template <class T> void SlopeSums::write(const BackwardCall<T>& call) const {
   for (i64 h = 0; h < problem.heads; ++h) {
     double total = 0;
     for (i64 b = 0; b < problem.batch; ++b) {
-      if (problem.dslopes_per_batch) store(sum(b, h), b, h);
-      total += sum(b, h);
+      const double sum = slope_sum(call, b, h);
+      if (problem.dslopes_per_batch) store(sum, b, h);
+      total += sum;
     }
     if (!problem.dslopes_per_batch) store(total, 0, h);
   }
@@ -75,7 +64,7 @@ template <class T> void SlopeSums::write(const BackwardCall<T>& call) const {
 
 template void write_sink_gradient(const BackwardCall<float>&, int);
 template void write_sink_gradient(const BackwardCall<double>&, int);
-template void SlopeSums::write(const BackwardCall<float>&) const;
-template void SlopeSums::write(const BackwardCall<double>&) const;
+template void write_slope_gradient(const BackwardCall<float>&);
+template void write_slope_gradient(const BackwardCall<double>&);
 
 }  // namespace narrows::cpu

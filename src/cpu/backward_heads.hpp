@@ -3,31 +3,22 @@
 
 #include "cpu/backward_call.hpp"
 
-#include <vector>
-
 namespace narrows::cpu {
 
 template <class T> void write_sink_gradient(const BackwardCall<T>& call, int threads);
 
-/// Sums of |p - j| dS: for each (batch, kv head), for each partial, for each head of the group.
-class SlopeSums {
- public:
-  /// Nothing is summed where the problem does not want dslopes.
-  SlopeSums(const Problem& problem, i64 partials);
-  double* at(i64 batch, i64 kv_head, i64 partial);
+/// From call.slope_sums.
+template <class T> void write_slope_gradient(const BackwardCall<T>& call);
 
-  template <class T> void write(const BackwardCall<T>& call) const;
-
- private:
-  double sum(i64 batch, i64 h) const;
-
-  i64 kv_heads_, group_, partials_;
-  std::vector<double> sums_;
-};
+/// Where the sums of one (batch, kv head) and partial begin; null where dslopes is not wanted.
+template <class T> double* slope_sums(const BackwardCall<T>& call, i64 batch, i64 kv_head, i64 partial) {
+  if (!call.problem.wants_dslopes) return nullptr;
+  return call.slope_sums + ((batch * call.problem.kv_heads + kv_head) * call.partials + partial) * call.problem.group();
+}
 
 extern template void write_sink_gradient(const BackwardCall<float>&, int);
 extern template void write_sink_gradient(const BackwardCall<double>&, int);
-extern template void SlopeSums::write(const BackwardCall<float>&) const;
-extern template void SlopeSums::write(const BackwardCall<double>&) const;
+extern template void write_slope_gradient(const BackwardCall<float>&);
+extern template void write_slope_gradient(const BackwardCall<double>&);
 
 }  // namespace narrows::cpu

@@ -2,10 +2,8 @@
 #pragma once
 
 #include "cpu/backward_call.hpp"
-#include "cpu/scratch.hpp"
 
 #include <span>
-#include <vector>
 
 namespace narrows::cpu {
 
@@ -17,24 +15,26 @@ template <class T> struct KeyTile {
   T* values = nullptr;    // V in key strips, for dP = dO V^T
   T* key_rows = nullptr;  // K in value strips, for dQ += dS K
 };
+static_assert(sizeof(KeyTile<double>) <= kKeyTileBytes);
 
 template <class T> class KeyTiles {
  public:
-  /// Room for `keys` keys.
-  KeyTiles(const BackwardCall<T>& call, i64 keys);
+  /// In the thread's scratch.
+  KeyTiles(const BackwardCall<T>& call, int thread);
 
-  /// Tiles of call.key_block keys from keys.begin on. A key that none of the heads' rows sees is read as zeros.
+  /// Tiles of call.key_block keys from keys.begin on, at most call.key_chunk in all. A key that none of the heads' rows sees is read as zeros.
   void load(const QueryHeads& heads, Range keys);
-  std::span<const KeyTile<T>> tiles() const { return tiles_; }
+  std::span<const KeyTile<T>> tiles() const { return {tiles_, static_cast<std::size_t>(count_)}; }
 
  private:
   void pack(const KeyTile<T>& tile);
   bool drop_hidden_keys(const QueryHeads& heads, const KeyTile<T>& tile);
 
   const BackwardCall<T>& call_;
-  std::vector<KeyTile<T>> tiles_;
-  std::vector<const std::byte*> k_, v_;
-  Scratch<T> packed_;
+  KeyTile<T>* tiles_;
+  i64 count_ = 0;
+  const std::byte **k_, **v_;  // rows of the tile being packed; null where nobody sees the key
+  T* packed_;
 };
 
 extern template class KeyTiles<float>;

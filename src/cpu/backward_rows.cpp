@@ -42,17 +42,17 @@ RowTerms<T> row_terms(const BackwardCall<T>& call, const QueryHeads& heads, i64 
   return terms;
 }
 
-template <class T> QueryRows<T>::QueryRows(const BackwardCall<T>& call) : call_(call) {
-  const auto room = [](i64 rows, i64 columns) { return make_scratch<T>(static_cast<std::size_t>(rows * columns)); };
-  const i64 panels = round_up(call.query_block, call.kernels.rows);
-  const i64 strips = round_up(call.query_block, call.kernels.columns);
-  q_panels_ = room(panels, call.problem.head_dim);
-  dout_panels_ = room(panels, call.problem.value_dim);
-  q_strips_ = room(strips, call.query_width);
-  dout_strips_ = room(strips, call.value_width);
-  terms_ = room(2, call.value_width);
-  rows_.reserve(static_cast<std::size_t>(call.query_block));
-}
+template <class T>
+QueryRows<T>::QueryRows(const BackwardCall<T>& call, int thread)
+    : call_(call),
+      rows_(call.template scratch<GradientRow<T>>(thread, call.layout.rows)),
+      q_(call.template scratch<const std::byte*>(thread, call.layout.query_pointers)),
+      dout_(call.template scratch<const std::byte*>(thread, call.layout.dout_pointers)),
+      q_panels_(call.template scratch<T>(thread, call.layout.query_panels)),
+      dout_panels_(call.template scratch<T>(thread, call.layout.dout_panels)),
+      q_strips_(call.template scratch<T>(thread, call.layout.query_strips)),
+      dout_strips_(call.template scratch<T>(thread, call.layout.dout_strips)),
+      terms_(call.template scratch<T>(thread, call.layout.terms)) {}
 
 template <class T> i64 QueryRows<T>::strip_stride() const {
   return round_up(count(), call_.kernels.columns) * call_.kernels.columns;
@@ -64,26 +64,28 @@ template <class T> void QueryRows<T>::load(const QueryHeads& heads, Range number
   const Sequence& lengths = heads.sequence;
   heads_ = heads;
   numbers_ = numbers;
-  rows_.clear();
-  q_.clear();
-  dout_.clear();
-  for (i64 number = numbers.begin; number < numbers.end; ++number) {
+  for (i64 place = 0; place < count(); ++place) {
+    const i64 number = numbers.begin + place;
     const i64 i = number / heads.width(), h = heads.heads.begin + number % heads.width();
     Range visible = visible_keys(problem.rules.mask, i + lengths.shift, lengths.keys);
     RowTerms<T> terms;
-    if (visible.begin < visible.end) terms = row_terms(call_, heads, h, i, terms_.get());
+    if (visible.begin < visible.end) terms = row_terms(call_, heads, h, i, terms_);
     if (terms.lse == -kInfinity<T>) visible.end = visible.begin;
     const bool reads = visible.begin < visible.end;
-    rows_.push_back({i, h, visible, row_rules(problem, buffers, call_.kernels, heads.batch, h),
-                     backward_reference<ScalarMath>(call_.units, terms.lse), terms.delta});
+    rows_[place] = {i,
+                    h,
+                    visible,
+                    row_rules(problem, buffers, call_.kernels, heads.batch, h),
+                    backward_reference<ScalarMath>(call_.units, terms.lse),
+                    terms.delta};
     const i64 row = lengths.first_query + i;
-    q_.push_back(reads ? buffers.q.at(heads.batch, row, h) : nullptr);
-    dout_.push_back(reads ? buffers.dout.at(heads.batch, row, h) : nullptr);
+    q_[place] = reads ? buffers.q.at(heads.batch, row, h) : nullptr;
+    dout_[place] = reads ? buffers.dout.at(heads.batch, row, h) : nullptr;
   }
   pack();
-  const bool finite =
-      call_.kernels.all_finite(q_strips_.get(), strip_stride() / call_.kernels.columns * call_.query_width) &&
-      call_.kernels.all_finite(dout_strips_.get(), strip_stride() / call_.kernels.columns * call_.value_width);
+  const i64 strips = strip_stride() / call_.kernels.columns;
+  const bool finite = call_.kernels.all_finite(q_strips_, strips * call_.query_width) &&
+                      call_.kernels.all_finite(dout_strips_, strips * call_.value_width);
   if (!finite && drop_hidden_rows()) pack();
 }
 
@@ -93,20 +95,20 @@ template <class T> void QueryRows<T>::pack() {
   const TileKernels<T>& kernels = call_.kernels;
   for (i64 row = 0; row < count(); row += kernels.rows) {
     const i64 rows = std::min<i64>(kernels.rows, count() - row);
-    kernels.pack_query({q_.data() + row, rows, problem.head_dim, q.strides[3], q.dtype}, call_.units.sign,
-                       q_panels_.get() + row * problem.head_dim);
-    kernels.pack_query({dout_.data() + row, rows, problem.value_dim, dout.strides[3], dout.dtype}, T{1},
-                       dout_panels_.get() + row * problem.value_dim);
+    kernels.pack_query({q_ + row, rows, problem.head_dim, q.strides[3], q.dtype}, call_.units.sign,
+                       q_panels_ + row * problem.head_dim);
+    kernels.pack_query({dout_ + row, rows, problem.value_dim, dout.strides[3], dout.dtype}, T{1},
+                       dout_panels_ + row * problem.value_dim);
   }
-  kernels.pack_values({q_.data(), count(), problem.head_dim, q.strides[3], q.dtype}, q_strips_.get());
-  kernels.pack_values({dout_.data(), count(), problem.value_dim, dout.strides[3], dout.dtype}, dout_strips_.get());
+  kernels.pack_values({q_, count(), problem.head_dim, q.strides[3], q.dtype}, q_strips_);
+  kernels.pack_values({dout_, count(), problem.value_dim, dout.strides[3], dout.dtype}, dout_strips_);
 }
 
 /// Takes out rows of NaN or infinity to which mask and bias leave no key.
 template <class T> bool QueryRows<T>::drop_hidden_rows() {
   const Problem& problem = call_.problem;
   bool dropped = false;
-  for (std::size_t row = 0; row < rows_.size(); ++row) {
+  for (i64 row = 0; row < count(); ++row) {
     if (finite_row(call_, q_[row], call_.buffers.q, problem.head_dim) &&
         finite_row(call_, dout_[row], call_.buffers.dout, problem.value_dim))
       continue;

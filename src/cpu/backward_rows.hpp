@@ -2,10 +2,8 @@
 #pragma once
 
 #include "cpu/backward_call.hpp"
-#include "cpu/scratch.hpp"
 
 #include <span>
-#include <vector>
 
 namespace narrows::cpu {
 
@@ -16,25 +14,27 @@ template <class T> struct GradientRow {
   BackwardReference<T> reference;
   T delta;
 };
+static_assert(sizeof(GradientRow<double>) <= kGradientRowBytes);
 
 template <class T> class QueryRows {
  public:
-  explicit QueryRows(const BackwardCall<T>& call);
+  /// In the thread's scratch.
+  QueryRows(const BackwardCall<T>& call, int thread);
 
   /// Rows with these numbers; at most call.query_block. A row that sees no key is read as zeros.
   void load(const QueryHeads& heads, Range numbers);
 
   const QueryHeads& heads() const { return heads_; }
-  std::span<const GradientRow<T>> rows() const { return rows_; }
-  i64 count() const { return static_cast<i64>(rows_.size()); }
+  std::span<const GradientRow<T>> rows() const { return {rows_, static_cast<std::size_t>(count())}; }
+  i64 count() const { return numbers_.end - numbers_.begin; }
   Range numbers() const { return numbers_; }
 
   /// Panels of the rows from first_row on, a whole number of panels from the start.
-  const T* queries(i64 first_row) const { return q_panels_.get() + first_row * call_.problem.head_dim; }
-  const T* gradients(i64 first_row) const { return dout_panels_.get() + first_row * call_.problem.value_dim; }
+  const T* queries(i64 first_row) const { return q_panels_ + first_row * call_.problem.head_dim; }
+  const T* gradients(i64 first_row) const { return dout_panels_ + first_row * call_.problem.value_dim; }
   /// Value strips from first_row on; the strips are strip_stride() apart.
-  const T* query_strips(i64 first_row) const { return q_strips_.get() + first_row * call_.kernels.columns; }
-  const T* gradient_strips(i64 first_row) const { return dout_strips_.get() + first_row * call_.kernels.columns; }
+  const T* query_strips(i64 first_row) const { return q_strips_ + first_row * call_.kernels.columns; }
+  const T* gradient_strips(i64 first_row) const { return dout_strips_ + first_row * call_.kernels.columns; }
   i64 strip_stride() const;
 
  private:
@@ -44,9 +44,9 @@ template <class T> class QueryRows {
   const BackwardCall<T>& call_;
   QueryHeads heads_;
   Range numbers_;
-  std::vector<GradientRow<T>> rows_;
-  std::vector<const std::byte*> q_, dout_;
-  Scratch<T> q_panels_, dout_panels_, q_strips_, dout_strips_, terms_;
+  GradientRow<T>* rows_;
+  const std::byte **q_, **dout_;  // rows; null where one sees no key
+  T *q_panels_, *dout_panels_, *q_strips_, *dout_strips_, *terms_;
 };
 
 extern template class QueryRows<float>;

@@ -5,26 +5,17 @@
 #include <algorithm>
 
 namespace narrows::cpu {
-namespace {
-
-// Rows of a tile would otherwise lie a power of two apart and fight for the same lines of L1.
-constexpr i64 kStrideExtra = 16;
-
-}  // namespace
-
-template <class T> i64 GradientTile<T>::stride() const { return call_.key_block + kStrideExtra; }
 
 template <class T>
-GradientTile<T>::GradientTile(const BackwardCall<T>& call, TileWants wants)
-    : call_(call), wants_(wants), has_dropout_(call.problem.rules.dropout > 0) {
-  const auto room = [&](i64 rows) { return make_scratch<T>(static_cast<std::size_t>(rows * stride())); };
-  const i64 rows = round_up(call.query_block, call.kernels.rows);
-  p_ = room(rows);
-  if (wants.gradients) ds_ = room(rows);
-  if (call.buffers.bias) bias_ = room(1);
-  if (has_dropout_) keep_ = room(1);
-  if (call.problem.rules.softcap != 0) derivative_ = room(1);
-}
+GradientTile<T>::GradientTile(const BackwardCall<T>& call, TileWants wants, int thread)
+    : call_(call),
+      wants_(wants),
+      has_dropout_(call.problem.rules.dropout > 0),
+      p_(call.template scratch<T>(thread, call.layout.probabilities)),
+      ds_(call.template scratch<T>(thread, call.layout.gradients)),
+      bias_(call.template scratch<T>(thread, call.layout.bias)),
+      keep_(call.template scratch<T>(thread, call.layout.keep)),
+      derivative_(call.template scratch<T>(thread, call.layout.derivative)) {}
 
 template <class T> void GradientTile<T>::compute(const QueryRows<T>& rows, const KeyTile<T>& tile, double* slopes) {
   for (i64 row = 0; row < rows.count(); row += call_.kernels.rows)
@@ -38,8 +29,8 @@ void GradientTile<T>::compute_panel(const QueryRows<T>& rows, i64 first_row, int
   const TileKernels<T>& kernels = call_.kernels;
   const Range seen = seen_columns(call_, rows, first_row, count, tile);
   const i64 strips = (seen.end - seen.begin) / kernels.columns;
-  T* const p = p_.get() + first_row * stride();
-  T* const ds = wants_.gradients ? ds_.get() + first_row * stride() : nullptr;
+  T* const p = p_ + first_row * stride();
+  T* const ds = wants_.gradients ? ds_ + first_row * stride() : nullptr;
   kernels.scores(rows.queries(first_row), count, tile.keys + seen.begin * problem.head_dim, strips, problem.head_dim,
                  p + seen.begin, stride());
   if (ds)
@@ -66,26 +57,26 @@ void GradientTile<T>::compute_row(const QueryHeads& heads, const GradientRow<T>&
   const TileKernels<T>& kernels = call_.kernels;
   const i64 columns = keys.end - keys.begin, position = row.i + heads.sequence.shift;
   const bool chained = ds && wants_.through_softcap && call_.problem.rules.softcap != 0;
-  if (chained) kernels.softcap_derivatives(p, columns, row.rules, derivative_.get());
+  if (chained) kernels.softcap_derivatives(p, columns, row.rules, derivative_);
   make_logits(call_.buffers, kernels, call_.score_rules, row.rules,
-              ScoreRow{heads.batch, row.h, row.i, position, row.visible}, keys, p, bias_.get());
+              ScoreRow{heads.batch, row.h, row.i, position, row.visible}, keys, p, bias_);
   if (has_dropout_) {
     draw_dropout(heads, row, keys);
-    if (ds) kernels.multiply_each(ds, keep_.get(), columns);
+    if (ds) kernels.multiply_each(ds, keep_, columns);
   }
   kernels.gradients(p, ds, columns, row.reference, row.delta);
-  if (has_dropout_) kernels.multiply_each(p, keep_.get(), columns);
+  if (has_dropout_) kernels.multiply_each(p, keep_, columns);
   if (ds && slopes)
     slopes[row.h - heads.heads.begin] +=
         double{kernels.distance_sum(ds, columns, static_cast<T>(position - keys.begin))};
-  if (chained) kernels.multiply_each(ds, derivative_.get(), columns);
+  if (chained) kernels.multiply_each(ds, derivative_, columns);
 }
 
 /// What dropout multiplies the row's probabilities by.
 template <class T> void GradientTile<T>::draw_dropout(const QueryHeads& heads, const GradientRow<T>& row, Range keys) {
   const i64 columns = keys.end - keys.begin;
-  std::fill_n(keep_.get(), columns, T{1});
-  drop(call_.dropout, heads.batch, row.h, row.i, keys.begin, columns, keep_.get());
+  std::fill_n(keep_, columns, T{1});
+  drop(call_.dropout, heads.batch, row.h, row.i, keys.begin, columns, keep_);
 }
 
 template class GradientTile<float>;

@@ -14,16 +14,17 @@ struct TileWants {
 
 template <class T> class GradientTile {
  public:
-  GradientTile(const BackwardCall<T>& call, TileWants wants);
+  /// In the thread's scratch.
+  GradientTile(const BackwardCall<T>& call, TileWants wants, int thread);
 
   /// Both are zero where a row does not look. Unless null, slopes[head - heads.begin] grows by the sum of |p - j| dS, of the
   /// logits.
   void compute(const QueryRows<T>& rows, const KeyTile<T>& tile, double* slopes);
 
   /// Row-major, a row of the block each. P is after dropout.
-  const T* probabilities(i64 row) const { return p_.get() + row * stride(); }
-  const T* gradients(i64 row) const { return ds_.get() + row * stride(); }
-  i64 stride() const;
+  const T* probabilities(i64 row) const { return p_ + row * stride(); }
+  const T* gradients(i64 row) const { return ds_ + row * stride(); }
+  i64 stride() const { return backward_tile_stride(call_.key_block); }
 
  private:
   void compute_panel(const QueryRows<T>& rows, i64 first_row, int count, const KeyTile<T>& tile, double* slopes);
@@ -33,7 +34,7 @@ template <class T> class GradientTile {
   const BackwardCall<T>& call_;
   TileWants wants_;
   bool has_dropout_;
-  Scratch<T> p_, ds_, bias_, keep_, derivative_;
+  T *p_, *ds_, *bias_, *keep_, *derivative_;
 };
 
 /// Columns of the tile, in whole strips, in which some of the rows sees a key.

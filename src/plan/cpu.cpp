@@ -15,11 +15,14 @@ struct Tiles {
   DType accumulator;
   i64 query_block;  // rows whose Q and O stay in L2 while K and V stream by
   i64 key_block;    // a panel of S, some rows by this many keys, stays in L1
+  // Backward: P and dS of a block of rows by a block of keys, and what they are made of, stay in L2; Q and dO are packed
+  // again for every chunk of keys.
+  i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
-    Tiles{"avx512", DType::fp32, 192, 512},   Tiles{"avx512", DType::fp64, 96, 256},
-    Tiles{"avx2", DType::fp32, 192, 512},     Tiles{"avx2", DType::fp64, 96, 256},
-    Tiles{"portable", DType::fp32, 192, 512}, Tiles{"portable", DType::fp64, 96, 256},
+    Tiles{"avx512", DType::fp32, 192, 512, 96, 128, 512},   Tiles{"avx512", DType::fp64, 96, 256, 48, 64, 256},
+    Tiles{"avx2", DType::fp32, 192, 512, 96, 128, 512},     Tiles{"avx2", DType::fp64, 96, 256, 48, 64, 256},
+    Tiles{"portable", DType::fp32, 192, 512, 96, 128, 512}, Tiles{"portable", DType::fp64, 96, 256, 48, 64, 256},
 };
 
 constexpr double kFlopsForThreads = 4e6;  // below, handing out work costs more than it saves
@@ -34,7 +37,6 @@ std::string unsupported(const Problem& problem) {
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
   if (Refusal reason = unsupported(problem); !reason.empty()) return reason;
-  if (problem.operation == Operation::backward) return plan_cpu_backward(problem, work, machine);
   const DType accumulate = accumulator(problem.dtype);
   const auto tiles = std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& row) {
     return row.instruction_set == machine.instruction_set && row.accumulator == accumulate;
@@ -44,11 +46,18 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
   Plan plan;
   plan.family = "cpu";
   plan.instruction_set = tiles->instruction_set;
-  plan.query_block = tiles->query_block;
-  plan.key_block = tiles->key_block;
   plan.threads = problem.threads ? problem.threads : machine.threads;
   if (work.flops < kFlopsForThreads) plan.threads = 1;
-  plan_cpu_forward(problem, plan);
+  if (problem.operation == Operation::backward) {
+    plan.query_block = tiles->backward_query_block;
+    plan.key_block = tiles->backward_key_block;
+    plan.key_chunk = tiles->key_chunk;
+    plan_cpu_backward(problem, plan);
+  } else {
+    plan.query_block = tiles->query_block;
+    plan.key_block = tiles->key_block;
+    plan_cpu_forward(problem, plan);
+  }
   const double peak = machine.flops_per_second * plan.threads / std::max(machine.threads, 1);
   plan.prediction = predict(work.flops, work.fused_bytes, peak, machine.bytes_per_second);
   return plan;

@@ -252,6 +252,35 @@ TEST(CpuBackward, extreme_logits) {
   }
 }
 
+/// A caller's workspace may begin anywhere and hold anything; nothing beyond what was asked for is written.
+TEST(CpuBackward, workspace_of_the_caller) {
+  BackwardCase c({.b = 2, .sq = 90, .sk = 700, .h = 4, .hk = 2, .d = 24, .dv = 16});
+  c.with_bias({1, 4, 1, 700}).with_slopes({4}).with_sinks({0, 1, 2, 3}).with_dropout(0.2);
+  c.options.softcap = 5;
+  c.options.causal = Causal::bottom_right;
+  c.forward_by_oracle();
+  c.poison_results();
+  backward(c.backward_in(), c.wanted(), c.options);
+  std::vector<Array> first;
+  for (const Array* array : c.results()) first.push_back(*array);
+  const std::int64_t size = backward_workspace_size({c.q, c.k, c.v}, c.options);
+  constexpr std::int64_t kGuard = 256;
+  for (const std::int64_t offset : {0, 1, 63}) {
+    std::vector<std::uint8_t> memory(static_cast<std::size_t>(size + 2 * kGuard), 0xFF);
+    c.options.workspace = view(memory.data() + kGuard + offset - 63, {size});
+    c.poison_results();
+    backward(c.backward_in(), c.wanted(), c.options);
+    EXPECT_TRUE(c.agrees());
+    for (std::size_t x = 0; x < first.size(); ++x) EXPECT_TRUE(c.results()[x]->same_bits(first[x])) << x;
+    const auto outside = [](std::uint8_t byte) { return byte == 0xFF; };
+    EXPECT_TRUE(std::all_of(memory.begin(), memory.begin() + kGuard + offset - 63, outside));
+    EXPECT_TRUE(std::all_of(memory.begin() + kGuard + offset - 63 + size, memory.end(), outside));
+  }
+  std::vector<std::uint8_t> small(static_cast<std::size_t>(size - 1));
+  c.options.workspace = view(small.data(), {size - 1});
+  EXPECT_THROW(backward(c.backward_in(), c.wanted(), c.options), Error);
+}
+
 TEST(CpuBackward, zero_sizes) {
   for (const Sizes& s :
        {Sizes{.b = 0, .sq = 3, .sk = 4, .h = 2, .hk = 1}, Sizes{.b = 2, .sq = 0, .sk = 4, .h = 2, .hk = 1},

@@ -5,7 +5,7 @@
 #include "cpu/backward.hpp"
 #include "cpu/reference.hpp"
 #include "cpu/tile_kernels.hpp"
-#include "plan/plan.hpp"
+#include "plan/cpu_backward.hpp"
 #include "tests/support/attention.hpp"
 #include "tests/support/check.hpp"
 
@@ -32,6 +32,7 @@ inline void run_backward(const BackwardInputs& in, const Gradients& out, const O
   plan.key_chunk = blocks.key_chunk;
   plan.partials = blocks.partials;
   plan.heads_at_once = blocks.heads_at_once;
+  plan.workspace = backward_scratch(call.problem, plan);
   cpu::run_backward(call.problem, plan, call.buffers);
 }
 
