@@ -94,8 +94,13 @@ def result_shapes(q: Tuple[int, ...], v: Tuple[int, ...]) -> Tuple[Tuple[int, ..
     return (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3])
 
 
-def result_dtypes(q: str) -> Tuple[str, str]:
+def result_dtypes(q: Operand) -> Tuple[str, str]:
     """Dtypes of O and LSE for q's."""
-    if q not in ("fp16", "bf16", "fp32", "fp64"):
-        raise TypeError(f"q: {q}: must be fp16, bf16, fp32 or fp64 (fp8 comes later)")
-    return q, "fp64" if q == "fp64" else "fp32"
+    require_float(q)
+    return q.dtype, "fp64" if q.dtype == "fp64" else "fp32"
+
+
+def require_float(array: Operand) -> None:
+    """Of arrays whose results or gradients have their dtype."""
+    if array.dtype not in ("fp16", "bf16", "fp32", "fp64"):
+        raise TypeError(f"{array.name}: {array.dtype}: must be fp16, bf16, fp32 or fp64 (fp8 comes later)")

@@ -24,6 +24,24 @@ def test_several_threads_at_once():
             np.testing.assert_array_equal(lse, want[index % len(cases)][1])
 
 
+def test_every_kind_of_call_at_once():
+    q, k, v = inputs(b=1, sq=30, sk=50)
+    o, lse = narrows.attention(q, k, v, return_lse=True)
+    halves = [narrows.attention(q, k[:, x], v[:, x], return_lse=True) for x in (slice(0, 20), slice(20, 50))]
+    new = {"k_new": k[:, :5], "v_new": v[:, :5]}
+    calls = [
+        lambda: narrows.attention_backward(o, q, k, v, o, lse).dk,
+        lambda: narrows.attention_with_cache(q, k.copy(), v.copy(), cache_seqlens=30, **new),
+        lambda: narrows.merge(halves)[0],
+        lambda: narrows.merge_backward(halves, o)[0][1][1],
+        lambda: narrows.attention(q, k, v, dropout=0.5, seed=1),
+    ]
+    want = [call() for call in calls]
+    with ThreadPoolExecutor(8) as pool:
+        for index, got in enumerate(pool.map(lambda i: calls[i % len(calls)](), range(150))):
+            np.testing.assert_array_equal(got, want[index % len(calls)])
+
+
 def test_bits_do_not_depend_on_threads():
     arrays = inputs(sq=150, sk=170, h=6, hk=2)
     one = narrows.attention(*arrays, causal=True, threads=1)
