@@ -20,8 +20,8 @@ def attention(
 
     Arrays are NumPy arrays or CPU tensors of any library with ``__dlpack__``, of float16, bfloat16 (NumPy: ml_dtypes'
     type), float32 or float64, all of one type, with any strides: negative, zero (expanded) and read-only ones too. They
-    are read where they are. O comes back as q's kind of array and dtype: NumPy for NumPy; for a DLPack tensor one of the
-    same library, by its ``from_dlpack``, or NumPy if it has none. LSE is float32 (float64 for float64).
+    are read where they are. O comes back as q's kind of array and dtype: NumPy for NumPy; for a DLPack tensor one of
+    the same library, by its ``from_dlpack``, or NumPy if it has none. LSE is float32 (float64 for float64).
 
     Shapes: b batch, sq / sk query / key length, h query heads, hk kv heads (h a multiple of hk: grouped queries), d and
     dv head dims.
@@ -61,12 +61,14 @@ def attention(
     cu_seqlens_q, cu_seqlens_k: (b + 1,) int32. Sequence s is rows cu_seqlens[s] up to cu_seqlens[s + 1].
     seqused_q, seqused_k: (b,) int32. Rows used of each sequence; the rest is never read, and its O is 0.
 
-    The short ones (slopes, sinks, shift, lengths) may be lists. Dropout on P, the same mask on every machine and tiling:
+    The short ones (slopes, sinks, shift, lengths) may be lists.
+
+    Dropout on P, the same mask on every machine and tiling:
 
     dropout: probability of dropping a weight, in [0, 1). The rest is scaled up.
     seed, offset: int of 64 bits and int below 2^32 that draw the mask, or int64 arrays of one element.
-    origin: (b, h, i, j, H), where this call's first row, head, query and key stand in a larger call, and the heads of that
-        one (0 = this call's), so that parts drop what the whole would.
+    origin: (b, h, i, j, H), where this call's first row, head, query and key stand in a larger call, and the heads of
+        that one (0 = this call's), so that parts drop what the whole would.
 
     Results and how to compute; none of these changes a result beyond rounding:
 
@@ -112,8 +114,8 @@ def attention_with_cache(
 ) -> Any:
     """Attention over a KV cache, to which k_new and v_new are appended in place first. Forward only.
 
-    Returns O, or ``(O, LSE)`` with ``return_lse=True``, as attention does; q may be dense or varlen. A slot that no query
-    sees is not read, whatever it holds. Errors of the library call the caches k and v.
+    Returns O, or ``(O, LSE)`` with ``return_lse=True``, as attention does; q may be dense or varlen. What a slot holds
+    that no query sees changes nothing. Errors of the library call the caches k and v.
 
     =================  =========================  ===============================================
     array              contiguous                 in pages (with block_table)
@@ -132,8 +134,8 @@ def attention_with_cache(
     k_new, v_new: keys and values to append behind the filled slots. The caches must then be memory that can be written.
         What does not fit is refused before anything is written.
     cu_seqlens_k_new: (b + 1,) int32. Sequence s appends rows cu_seqlens_k_new[s] up to cu_seqlens_k_new[s + 1].
-    rotary_cos, rotary_sin: (positions, r / 2). Turns the first r of d of q and k_new; new key t by the angles of position
-        cache_seqlens + t, query i by those of cache_seqlens + i.
+    rotary_cos, rotary_sin: (positions, r / 2). Turns the first r of d of q and k_new; new key t by the angles of
+        position cache_seqlens + t, query i by those of cache_seqlens + i.
     rotary_interleaved: turn pairs (2i, 2i + 1); False: (i, i + r / 2).
     rotary_base: (b,) int32. Position of query 0, instead of cache_seqlens.
 
@@ -192,8 +194,8 @@ def backward_workspace_size(q: Any, k: Any, v: Any, **options: Unpack[Options]) 
 def explain(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> _core.Explanation:
     """What ``attention(q, k, v, ...)`` would do and cost, beside attention as three kernels; takes its arguments.
 
-    Counts are exact, from shapes, lengths and masks; no element of q, k, v is read, so that an expanded scalar may stand
-    for an array of any size. ``print()`` the result for the report; its fields are named in its type.
+    Counts are exact, from shapes, lengths and masks; no element of q, k, v is read, so that an expanded scalar may
+    stand for an array of any size. ``print()`` the result for the report; its fields are named in its type.
 
     >>> import numpy as np, narrows
     >>> q = np.broadcast_to(np.float32(0), (1, 65536, 8, 64))

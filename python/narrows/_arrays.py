@@ -15,7 +15,9 @@ _NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 def operand(name: str, value: object, *, writable: bool = False) -> Operand:
     """A view of `value`'s memory, or an error that says what to pass."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask=")
+        raise TypeError(
+            f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask="
+        )
     if isinstance(value, np.ndarray):
         return _numpy_operand(name, value, writable)
     if hasattr(value, "__dlpack__"):

@@ -45,14 +45,14 @@ def attention_backward(
 ) -> Gradients:
     """The gradients of ``o, lse = attention(q, k, v, return_lse=True, ...)``, given those of its results.
 
-    P is computed again from q, k and lse, never stored, so memory is linear in length. Returns a named tuple ``Gradients(dq,
-    dk, dv, dbias, dslopes, dsinks)``, each of the shape, dtype and kind of array of what it is the gradient of; dbias is
-    summed over the axes along which bias was broadcast. Rows that saw no key get dq = 0 and add nothing to the others; rows
-    in no sequence get zeros.
+    P is computed again from q, k and lse, never stored, so memory is linear in length. Returns a named tuple
+    ``Gradients(dq, dk, dv, dbias, dslopes, dsinks)``, each of the shape, dtype and kind of array of what it is the
+    gradient of; dbias is summed over the axes along which bias was broadcast. Rows that saw no key get dq = 0 and add
+    nothing to the others; rows in no sequence get zeros.
 
     dout: gradient of o, (b, sq, h, dv) or (total_q, h, dv), of q's dtype; may be expanded, as a sum's gradient is.
     dlse: gradient of lse, if the loss depends on it too.
-    wanted: names of the gradients to compute. Default: dq, dk, dv, and those of bias, alibi_slopes and sinks where given.
+    wanted: names of the gradients to compute. Default: dq, dk, dv, and those of bias, alibi_slopes and sinks if given.
     dq, dk, dv, dbias, dslopes, dsinks: arrays to write the results into, which are then returned.
 
     Every other keyword is attention's, and must be what the forward call had: seed and offset too. The KV cache has no
@@ -89,9 +89,7 @@ def attention_backward(
     return Gradients(**{name: array() for name, array in finish.items()})
 
 
-def _wanted(
-    wanted: Optional[Sequence[str]], given: Dict[str, Any], arrays: Dict[str, Any]
-) -> Sequence[str]:
+def _wanted(wanted: Optional[Sequence[str]], given: Dict[str, Any], arrays: Dict[str, Any]) -> Sequence[str]:
     """Names of the gradients to compute, each with the array that it is the gradient of."""
     if wanted is None:
         names = [name for name in _OF if arrays[_OF[name]] is not None or given[name] is not None]

@@ -1,4 +1,4 @@
-"""What every call of q, k and v shares: its arguments gathered, memory for its results, axes before (s, h, d) folded."""
+"""What every call of q, k and v shares: arguments gathered, memory for results, axes before (s, h, d) folded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def assemble(
     if len(operands[0].shape) < 4 and options.get("cu_seqlens_q") is None:
         shape = tuple(operands[0].shape)
         names = [name for name, _ in arrays]
-        hint = f"; for one dense sequence pass {', '.join(f'{name}[None]' for name in names)}" if len(shape) == 3 else ""
+        hint = (
+            f"; for one dense sequence pass {', '.join(f'{name}[None]' for name in names)}" if len(shape) == 3 else ""
+        )
         raise ValueError(f"q: shape {shape}: must be (b, sq, h, d), or (total_q, h, d) with cu_seqlens_q{hint}")
     for operand in operands:
         if len(operand.shape) < 3:
@@ -87,4 +89,3 @@ def hand_over(call: _core.Call, operands: List[_core.Operand]) -> None:
         if len(leading) > 1 and operand.name in _FOLDED:
             operand.fold_leading(leading, *_FOLDED[operand.name])
         call.set_operand(operand)
-

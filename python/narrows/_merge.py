@@ -10,10 +10,10 @@ def merge(
 ) -> Any:
     """One row's attention over several sets of keys, from the ``(o, lse)`` that attention gave for each set.
 
-    Of splits of the keys, shared prefixes, or machines that hold a share of the keys each. Returns ``(O, LSE)``, or O alone
-    with ``return_lse=False``, as the first part's kind of array.
+    Of splits of the keys, shared prefixes, or machines that hold a share of the keys each. Returns ``(O, LSE)``, or O
+    alone with ``return_lse=False``, as the first part's kind of array.
 
-    parts: sequence of (o, lse), all of one shape and dtype. A part whose lse is -inf saw no key and is left out, whatever
+    parts: list of (o, lse), all of one shape and dtype. A part whose lse is -inf saw no key and is left out, whatever
         its o; a row that is empty in every part gives (0, -inf).
     sinks: (h,). Counted once, here: the parts must have been computed without.
     o, lse: arrays to write the results into, which are then returned.
@@ -45,8 +45,8 @@ def merge_backward(
 ) -> Tuple[List[Tuple[Any, Any]], Any]:
     """The gradients of ``o, lse = merge(parts, sinks)``, given those of its results.
 
-    Returns ``([(do, dlse), ...], dsinks)``: a pair for each part, of its shapes, dtypes and kinds of array, and dsinks or
-    None. do and dlse are what attention_backward takes as dout and dlse of that part.
+    Returns ``([(do, dlse), ...], dsinks)``: a pair for each part, of its shapes, dtypes and kinds of array, and dsinks
+    or None. do and dlse are what attention_backward takes as dout and dlse of that part.
 
     dout: gradient of O; may be expanded. dlse: gradient of LSE, if the loss depends on it too.
 
@@ -91,7 +91,9 @@ def _pairs(parts: Sequence[Tuple[Any, Any]]) -> List[_core.Operand]:
         operands += [_arrays.operand(f"parts[{index}].{name}", array) for name, array in zip(("o", "lse"), part)]
         for operand, least in zip(operands[-2:], (3, 2)):
             if len(operand.shape) < least:
-                raise ValueError(f"{operand.name}: shape {tuple(operand.shape)}: must have {least + 1} axes, or {least} for varlen")
+                raise ValueError(
+                    f"{operand.name}: shape {tuple(operand.shape)}: must have {least + 1} axes, or {least} for varlen"
+                )
     if not operands:
         raise ValueError("parts: empty: must hold at least one (o, lse)")
     return operands

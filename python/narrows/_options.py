@@ -114,7 +114,9 @@ def _set_causal(call: Call, name: str, value: Any) -> None:
 
 def _set_window(call: Call, name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{name}: {value!r}: must be a pair (left, right); w keys that end with the query's own are (w - 1, 0)")
+        raise TypeError(
+            f"{name}: {value!r}: must be a pair (left, right); w keys that end with the query's own are (w - 1, 0)"
+        )
     left, right = (-1 if side is None else integer(name, side, -(1 << 63), (1 << 63) - 1) for side in value)
     call.set_window((left, right))
 
@@ -213,7 +215,9 @@ def signature(positional: Sequence[str], own: Mapping[str, object]) -> inspect.S
     """`positional`, where "name=" defaults to None, then every option, then the keywords `own`."""
     first = [
         inspect.Parameter(
-            name.rstrip("="), inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None if "=" in name else inspect.Parameter.empty
+            name.rstrip("="),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if "=" in name else inspect.Parameter.empty,
         )
         for name in positional
     ]

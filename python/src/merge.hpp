@@ -12,7 +12,7 @@ using Parts = std::vector<Operand>;
 /// narrows::merge without the GIL. `out`: one pair. `sinks` may be null.
 void merge(const Parts& parts, const Parts& out, const Operand* sinks);
 
-/// narrows::merge_backward without the GIL. `gradients`: as many pairs as `parts`. `dlse`, `sinks` and `dsinks` may be null.
+/// narrows::merge_backward without the GIL. `gradients`: as many pairs as `parts`. `dlse`, `sinks`, `dsinks` may be null.
 void merge_backward(const Parts& parts, const Operand& dout, const Operand* dlse, const Parts& gradients,
                     const Operand* sinks, const Operand* dsinks);
 

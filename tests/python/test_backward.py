@@ -61,7 +61,9 @@ def compare(got, want, limit):
     assert set(got) == set(want)
     for name, x in want.items():
         off = np.abs(got[name] - x).max(initial=0)
-        assert np.isfinite(got[name]).all() and off <= limit * max(1, np.abs(x).max(initial=0)), f"{name} is off by {off}"
+        assert np.isfinite(got[name]).all() and off <= limit * max(1, np.abs(x).max(initial=0)), (
+            f"{name} is off by {off}"
+        )
 
 
 def small(dtype=np.float64):
@@ -79,7 +81,8 @@ def test_against_central_differences(rule):
 
 @pytest.mark.parametrize("options", [
     {"causal": True}, {"seqused_q": [2, 3, 0, 1], "seqused_k": [4, 0, 1, 2], "sinks": np.array([0.3, -1.0])},
-    {"bias": BIAS[0, :1, :3, :5], "shift": [1, 0, -1, 2], "causal": True}, {"alibi_slopes": SLOPES, "dropout": 0.5, "seed": 3},
+    {"bias": BIAS[0, :1, :3, :5], "shift": [1, 0, -1, 2], "causal": True},
+    {"alibi_slopes": SLOPES, "dropout": 0.5, "seed": 3},
 ], ids=lambda options: ", ".join(options))  # fmt: skip
 def test_varlen_against_central_differences(options):
     random = np.random.default_rng(0)
@@ -125,6 +128,14 @@ def test_A14_an_empty_row_adds_nothing():
         np.testing.assert_array_equal(getattr(again, name), got[name].astype(np.float32))
 
 
+def test_A16_gradients_of_sinks():
+    q, k, v = inputs(sq=1, sk=1, h=4, hk=4)
+    for options in ({"seqused_k": [0, 0]}, {"bias": np.full((1, 1), -80, np.float32)}):  # the sink takes all weight
+        got, _, dlse = backward(q, k, v, sinks=np.array([0.5, 100, 40, 60], np.float32), **options)
+        np.testing.assert_allclose(got["dsinks"], dlse.sum(axis=(0, 2)), rtol=1e-5)
+        assert np.abs(got["dk"]).max() < 1e-12
+
+
 def test_C01_keys_without_queries_get_zero():
     q, k, v = (x[0] for x in inputs(b=1, sq=9, sk=30, dtype=BF16))
     got, _, _ = backward(q, k, v, cu_seqlens_q=[0, 0, 5, 9, 9], cu_seqlens_k=[0, 8, 15, 20, 30])
@@ -161,8 +172,27 @@ def test_G01_G05_any_strides_of_dout():
             np.testing.assert_array_equal(got, x)
     one = np.broadcast_to(np.float32(1), o.shape)  # the gradient of sum(o)
     assert one.strides == (0, 0, 0, 0)
-    for got, x in zip(narrows.attention_backward(one, q, k, v, o, lse), narrows.attention_backward(one.copy(), q, k, v, o, lse)):
+    for got, x in zip(
+        narrows.attention_backward(one, q, k, v, o, lse), narrows.attention_backward(one.copy(), q, k, v, o, lse)
+    ):
         np.testing.assert_array_equal(got, x)
+
+
+def test_G10_varlen_with_different_strides_of_dout_and_o():
+    q, k, v = (x[0] for x in inputs(b=1, sq=9, sk=13))
+    options = {"cu_seqlens_q": [0, 4, 9], "cu_seqlens_k": [0, 6, 13], "causal": True}
+    dout, o, lse, _ = results_of(q, k, v, **options)
+    want = narrows.attention_backward(dout, q, k, v, o, lse, **options)
+    spread = np.repeat(dout, 3, axis=0)[::3]
+    got = narrows.attention_backward(spread, q, k, v, o.transpose(1, 2, 0).copy().transpose(2, 0, 1), lse, **options)
+    for x, y in zip(got[:3], want):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_I03_softcap_in_bfloat16():
+    q, k, v = inputs(b=1, sq=70, sk=70, h=2, hk=2, d=32, dtype=BF16)
+    got, dout, dlse = backward(q * BF16(4), k * BF16(4), v, softcap=10.0, causal=True)
+    compare(got, formula(dout, q * BF16(4), k * BF16(4), v, dlse, softcap=10.0, causal=True), 16 * UNIT["bfloat16"])
 
 
 def test_I13_bias_of_another_type_has_finite_gradients():
@@ -189,7 +219,9 @@ def test_K01_the_same_bits_each_time_and_with_any_number_of_threads():
     dout, o, lse, dlse = results_of(q, k, v, causal=True, bias=bias)
     want = narrows.attention_backward(dout, q, k, v, o, lse, dlse, causal=True, bias=bias, threads=1)
     for threads in (0, 1, 2, 3, 7):
-        got = narrows.attention_backward(dout, q, k, v, o, lse, dlse, causal=True, bias=bias, threads=threads, deterministic=True)
+        got = narrows.attention_backward(
+            dout, q, k, v, o, lse, dlse, causal=True, bias=bias, threads=threads, deterministic=True
+        )
         for name in ("dq", "dk", "dv", "dbias"):
             np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
@@ -310,6 +342,8 @@ def test_exact_refusals_of_wanted():
             wanted=["dsink"])  # fmt: skip
     refused(ValueError, "dbias: wanted: needs bias", wanted=["dq", "dbias"])
     refused(ValueError, "dsinks: wanted: needs sinks", dsinks=np.ones(4, np.float32))
-    refused(ValueError, "dv: given: wanted leaves it out; nearest legal: wanted=('dq', 'dk', 'dv')", wanted=["dq", "dk"])
+    refused(
+        ValueError, "dv: given: wanted leaves it out; nearest legal: wanted=('dq', 'dk', 'dv')", wanted=["dq", "dk"]
+    )
     refused(TypeError, "bias: int32: must be fp16, bf16, fp32 or fp64 (fp8 comes later)", without=every,
             bias=np.ones((9, 13), np.int32))  # fmt: skip

@@ -100,7 +100,9 @@ def test_every_form(query, form, append):
     slots, where = CACHES[form]
     options = {"cache_seqlens": [3, 6], **lengths, **where, **APPENDS[append]}
     check(q(np.float32), cache(slots), **options)
-    check(q(np.float32), cache(slots), causal=True, window=(4, 0), leftpad=[2, 5], sinks=[0.5, -1.0, 0.0, 2.0], **options)
+    check(
+        q(np.float32), cache(slots), causal=True, window=(4, 0), leftpad=[2, 5], sinks=[0.5, -1.0, 0.0, 2.0], **options
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,6 +160,43 @@ def test_H07_any_page_size():
         np.testing.assert_array_equal(got, want)
 
 
+def test_E13_a_window_that_ends_inside_a_page():
+    for left in range(6):
+        check(
+            normal(2, 3, 4, 8),
+            cache((9, 4)),
+            cache_seqlens=[11, 9],
+            window=(left, 0),
+            block_table=[[4, 1, 0], [2, 5, 3]],
+        )
+
+
+def test_H10_splits_of_the_keys_change_nothing_but_rounding():
+    q, caches = normal(1, 1, 16, 32), cache((1, 1024), hk=8, d=32, dv=32)
+    whole = narrows.attention_with_cache(q, *caches, cache_seqlens=1000)
+    for splits in (1, 2, 16, 32):
+        got = narrows.attention_with_cache(q, *caches, cache_seqlens=1000, num_splits=splits)
+        np.testing.assert_allclose(got, whole, rtol=0, atol=1e-6)
+        same = [
+            narrows.attention_with_cache(q, *caches, cache_seqlens=1000, num_splits=n, batch_invariant=True)
+            for n in (1, splits)
+        ]
+        np.testing.assert_array_equal(*same)
+
+
+def test_H14_other_sequences_do_not_matter():
+    q, caches = normal(4, 1, 8, 32), cache((4, 1024), hk=2, d=32, dv=32)
+    options = {"batch_invariant": True, "causal": True}
+    want = narrows.attention_with_cache(q, *caches, cache_seqlens=[900, 1000, 120, 500], **options)
+    got = narrows.attention_with_cache(q, *caches, cache_seqlens=[800, 1000, 120, 500], **options)
+    np.testing.assert_array_equal(got[1:], want[1:])
+    assert (got[0] != want[0]).any()
+    for b, length in enumerate([900, 1000, 120, 500]):
+        row = slice(b, b + 1)
+        alone = narrows.attention_with_cache(q[row], *(x[row] for x in caches), cache_seqlens=length, **options)
+        np.testing.assert_array_equal(alone, want[row])
+
+
 def test_H15_pages_more_in_the_table_are_not_read():
     q, caches = normal(1, 1, 4, 8), cache((4, 16))
     want = check(q, caches, cache_seqlens=[16], block_table=[[2]])
@@ -205,7 +244,9 @@ def test_H20_rotary_is_that_by_hand(interleaved, causal):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
     for x, y in zip(caches, by_hand):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
-    check(q, cache((1, 12)), cache_seqlens=[5], rotary_base=[1], rotary_interleaved=interleaved, **tables(pairs=2), **new)
+    check(
+        q, cache((1, 12)), cache_seqlens=[5], rotary_base=[1], rotary_interleaved=interleaved, **tables(pairs=2), **new
+    )
 
 
 def test_a_cache_in_strided_memory():
@@ -274,33 +315,45 @@ def test_H02_what_does_not_fit_is_refused_before_anything_is_written():
             cache_seqlens=[4, 10], **new_keys(2, 3))  # fmt: skip
     refused(ValueError, "cache_seqlens[0]: 12: 1 new keys do not fit in the cache's capacity, 12; nearest legal: 11",
             cache_seqlens=12, **new_keys(2, 1))  # fmt: skip
-    refused(ValueError, "cache_seqlens[0]: 13: must be in [0, 12], the cache's capacity; nearest legal: 12", cache_seqlens=13)
-    refused(ValueError, "cache_seqlens[1]: 8: 2 new keys do not fit in the cache's capacity, 9; nearest legal: 7", cache((9, 3)),
-            cache_seqlens=[4, 8], block_table=[[0, 1, 2], [3, 4, 5]], **new_keys(2, 2))  # fmt: skip
+    refused(
+        ValueError,
+        "cache_seqlens[0]: 13: must be in [0, 12], the cache's capacity; nearest legal: 12",
+        cache_seqlens=13,
+    )
+    refused(ValueError, "cache_seqlens[1]: 8: 2 new keys do not fit in the cache's capacity, 9; nearest legal: 7",
+            cache((9, 3)), cache_seqlens=[4, 8], block_table=[[0, 1, 2], [3, 4, 5]], **new_keys(2, 2))  # fmt: skip
 
 
 def test_exact_refusals():
-    refused(TypeError, "attention_with_cache() has no argument 'page_table'; did you mean 'block_table'?", page_table=None)
-    refused(TypeError, "attention_with_cache() has no argument 'cache_seqlen'; did you mean 'cache_seqlens'?", cache_seqlen=3)
+    refused(
+        TypeError, "attention_with_cache() has no argument 'page_table'; did you mean 'block_table'?", page_table=None
+    )
+    refused(
+        TypeError,
+        "attention_with_cache() has no argument 'cache_seqlen'; did you mean 'cache_seqlens'?",
+        cache_seqlen=3,
+    )
     refused(ValueError, "q: shape (3, 4, 8): must be (b, sq, h, d), or (total_q, h, d) with cu_seqlens_q; for one dense "
             "sequence pass q[None], k_cache[None], v_cache[None]", q=normal(3, 4, 8))  # fmt: skip
     refused(ValueError, "cache_seqlens: 4294967296: must be in [-2147483648, 2147483647]; nearest legal: 2147483647",
             cache_seqlens=1 << 32)  # fmt: skip
-    refused(ValueError, "cache_seqlens[0]: -1: must be in [0, 12], the cache's capacity; nearest legal: 0", cache_seqlens=-1)
+    refused(
+        ValueError, "cache_seqlens[0]: -1: must be in [0, 12], the cache's capacity; nearest legal: 0", cache_seqlens=-1
+    )
     rule = "must be a NumPy array or a CPU tensor with __dlpack__"
     refused(TypeError, f"cache_seqlens: bool: {rule}", cache_seqlens=True)
     refused(TypeError, f"cache_seqlens: float: {rule}", cache_seqlens=5.0)
     refused(TypeError, "k: fp16: must be q's dtype; nearest legal: fp32", cache(dtype=np.float16), **new_keys(2, 1))
     refused(ValueError, "v_new: not given: k_new needs it", k_new=new_keys(2, 1)["k_new"])
     refused(TypeError, "k_new: fp16: must be q's dtype; nearest legal: fp32", **new_keys(2, 1, dtype=np.float16))
-    refused(ValueError, "block_table[1, 1]: 9: must be in [0, 8]: a key that is seen or appended lies in this page; nearest "
-            "legal: 8", cache((9, 3)), block_table=[[0, 1], [2, 9]])  # fmt: skip
+    refused(ValueError, "block_table[1, 1]: 9: must be in [0, 8]: a key that is seen or appended lies in this page; "
+            "nearest legal: 8", cache((9, 3)), block_table=[[0, 1], [2, 9]])  # fmt: skip
     refused(ValueError, "leftpad[1]: 6: must be <= cache_seqlens[1] = 5; nearest legal: 5", leftpad=[0, 6])
 
 
 def test_H20_tables_of_the_wrong_size_are_refused():
-    refused(ValueError, "rotary_cos: shape (20, 8): has one column for each rotated pair: from 1 to d / 2 = 4; nearest legal: 4",
-            **tables(pairs=8))  # fmt: skip
-    refused(ValueError, "rotary_cos: shape (7, 4): sequence 0 rotates position 7: needs that many rows and one more; nearest "
-            "legal: 8", **tables(positions=7), **new_keys(2, 2))  # fmt: skip
+    refused(ValueError, "rotary_cos: shape (20, 8): has one column for each rotated pair: from 1 to d / 2 = 4; nearest "
+            "legal: 4", **tables(pairs=8))  # fmt: skip
+    refused(ValueError, "rotary_cos: shape (7, 4): sequence 0 rotates position 7: needs that many rows and one more; "
+            "nearest legal: 8", **tables(positions=7), **new_keys(2, 2))  # fmt: skip
     refused(ValueError, "rotary_interleaved: true: needs rotary_cos and rotary_sin", rotary_interleaved=True)

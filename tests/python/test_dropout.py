@@ -46,7 +46,9 @@ def test_the_kept_share():
         assert abs(share - (1 - p)) < 5 * np.sqrt(p * (1 - p) / (2 * 4 * 128 * 128))
 
 
-@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"sinks": [0.5, 1, 2, -1.0]}, {"window": (3, 2), "num_splits": 3}])
+@pytest.mark.parametrize(
+    "rules", [{}, {"causal": True}, {"sinks": [0.5, 1, 2, -1.0]}, {"window": (3, 2), "num_splits": 3}]
+)
 def test_values(rules):
     check(*inputs(sq=33, sk=45), dropout=0.4, seed=9, offset=2, **rules)
 
@@ -74,7 +76,9 @@ def test_I10_the_same_seed_is_the_same_mask():
     want = narrows.attention(q, k, v, dropout=0.5, seed=1, offset=2)
     for threads in (1, 2, 3):
         elsewhere = [x.copy() for x in (q, k, v)]
-        np.testing.assert_array_equal(narrows.attention(*elsewhere, dropout=0.5, seed=1, offset=2, threads=threads), want)
+        np.testing.assert_array_equal(
+            narrows.attention(*elsewhere, dropout=0.5, seed=1, offset=2, threads=threads), want
+        )
     for seed, offset in ((2, 2), (1, 3), (1 | 1 << 32, 2)):
         assert (narrows.attention(q, k, v, dropout=0.5, seed=seed, offset=offset) != want).any()
 

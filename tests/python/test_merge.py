@@ -206,7 +206,9 @@ def test_exact_refusals():
     refused(TypeError, "parts[1]: tuple: must be a pair (o, lse)", [other, (o,)])
     refused(TypeError, "parts[0].lse: NoneType: must be a NumPy array or a CPU tensor with __dlpack__", [(o, None)])
     refused(ValueError, "parts[0].o: shape (4, 6): must have 4 axes, or 3 for varlen", [(o[0, 0], lse)])
-    refused(TypeError, "parts[0].o: int32: must be fp16, bf16, fp32 or fp64 (fp8 comes later)", [(o.astype(np.int32), lse)])
+    refused(
+        TypeError, "parts[0].o: int32: must be fp16, bf16, fp32 or fp64 (fp8 comes later)", [(o.astype(np.int32), lse)]
+    )
     refused(ValueError, "parts[1].o: shape (2, 4, 4, 6): must be o's shape = (2, 5, 4, 6); nearest legal: (2, 5, 4, 6)",
             [other, (o[:, :4], lse)])  # fmt: skip
     refused(ValueError, "parts[1].lse: shape (2, 5, 4): must be (b, h, sq) = (2, 4, 5); nearest legal: (2, 4, 5)",
@@ -225,5 +227,12 @@ def test_exact_refusals():
 
 def test_nothing_is_written_by_a_refused_call():
     o, lse = np.full((2, 5, 4, 6), np.nan, np.float32), np.full((2, 4, 5), np.nan, np.float32)
-    refused(ValueError, "sinks: shape (1,): must be (h) = (4,); nearest legal: (4,)", gaussian_parts(), sinks=[1], o=o, lse=lse)
+    refused(
+        ValueError,
+        "sinks: shape (1,): must be (h) = (4,); nearest legal: (4,)",
+        gaussian_parts(),
+        sinks=[1],
+        o=o,
+        lse=lse,
+    )
     assert np.isnan(o).all() and np.isnan(lse).all()

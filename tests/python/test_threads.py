@@ -11,7 +11,9 @@ import narrows
 
 
 def test_several_threads_at_once():
-    cases = [(inputs(b=1, sq=40 + 3 * i, sk=50 + 5 * i, seed=i), {"causal": i % 2 == 0, "threads": i % 3}) for i in range(8)]
+    cases = [
+        (inputs(b=1, sq=40 + 3 * i, sk=50 + 5 * i, seed=i), {"causal": i % 2 == 0, "threads": i % 3}) for i in range(8)
+    ]
     want = [narrows.attention(*arrays, **options, return_lse=True) for arrays, options in cases]
 
     def run(index):

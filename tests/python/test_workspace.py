@@ -59,14 +59,22 @@ def test_exact_refusals():
     o, lse = narrows.attention(q, k, v, return_lse=True)
     forward = lambda **options: narrows.attention(q, k, v, **options)
     backward = lambda **options: narrows.attention_backward(o, q, k, v, o, lse, **options)
-    for call, size in ((forward, narrows.workspace_size(q, k, v)), (backward, narrows.backward_workspace_size(q, k, v))):
+    for call, size in (
+        (forward, narrows.workspace_size(q, k, v)),
+        (backward, narrows.backward_workspace_size(q, k, v)),
+    ):
         refused(ValueError, f"workspace: {size - 1} bytes: this call needs {size}; nearest legal: {size}", call,
                 workspace=np.empty(size - 1, np.uint8))  # fmt: skip
         read_only = np.zeros(size, np.uint8)
         read_only.flags.writeable = False
         for given in (read_only, Tensor(read_only, flags=1)):
             refused(ValueError, "workspace: read-only: must be memory that can be written", call, workspace=given)
-        refused(TypeError, "workspace: fp32: must be uint8; nearest legal: uint8", call, workspace=np.empty(size, np.float32))
+        refused(
+            TypeError,
+            "workspace: fp32: must be uint8; nearest legal: uint8",
+            call,
+            workspace=np.empty(size, np.float32),
+        )
     refused(TypeError, "workspace_size() has no argument 'lse'", lambda: narrows.workspace_size(q, k, v, lse=lse))
     refused(ValueError, "status: read-only: must be memory that can be written", forward,
             status=np.broadcast_to(np.int32(0), (4,)))  # fmt: skip
