@@ -142,11 +142,11 @@ def attention_with_cache(
     return_lse, o, lse and every other keyword: as attention's.
 
     >>> import numpy as np, narrows
-    >>> cache = np.zeros((1, 8, 1, 2), np.float32)
+    >>> k_cache, v_cache = np.zeros((2, 1, 8, 1, 2), np.float32)
     >>> for step in range(3):
     ...     new = np.full((1, 1, 1, 2), step, np.float32)
-    ...     o = narrows.attention_with_cache(0 * new, cache, cache, cache_seqlens=step, k_new=new, v_new=new)
-    >>> cache[0, :, 0, 0].tolist(), o.ravel().tolist()  # zero scores: the mean of what the cache holds
+    ...     o = narrows.attention_with_cache(0 * new, k_cache, v_cache, cache_seqlens=step, k_new=new, v_new=new)
+    >>> v_cache[0, :, 0, 0].tolist(), o.ravel().tolist()  # zero scores: the mean of what the cache holds
     ([0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0])
     """
     arrays = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))

@@ -108,7 +108,10 @@ void bind_call(nb::module_& module) {
           },
           nb::arg("window"))
       .def(
-          "set_origin", [](Call& self, Five origin) { self.options().origin = std::make_from_tuple<Origin>(origin); },
+          "set_origin",
+          [](Call& self, Five origin) {
+            self.options().origin = std::apply([](auto... parts) { return Origin{parts...}; }, origin);
+          },
           nb::arg("origin"))
       .def("forward", &Call::forward, nb::call_guard<nb::gil_scoped_release>())
       .def("backward", &Call::backward, nb::call_guard<nb::gil_scoped_release>())
