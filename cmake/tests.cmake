@@ -48,10 +48,13 @@ endif()
 
 # The C interface as a C program meets it: compiled as C11, linked with the library that is installed.
 enable_language(C)
-add_executable(narrows_c_test "${PROJECT_SOURCE_DIR}/tests/api/c_api_test.c")
-narrows_own_code(narrows_c_test)
-set_target_properties(narrows_c_test PROPERTIES
-  C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
-target_link_libraries(narrows_c_test PRIVATE narrows Threads::Threads m)
-add_test(NAME c_api COMMAND narrows_c_test)
-set_tests_properties(c_api PROPERTIES TIMEOUT 60)
+foreach(name IN ITEMS api gradients)
+  add_executable(narrows_c_${name}_test "${PROJECT_SOURCE_DIR}/tests/api/c_${name}_test.c")
+  narrows_own_code(narrows_c_${name}_test)
+  target_include_directories(narrows_c_${name}_test PRIVATE "${PROJECT_SOURCE_DIR}")
+  set_target_properties(narrows_c_${name}_test PROPERTIES
+    C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
+  target_link_libraries(narrows_c_${name}_test PRIVATE narrows Threads::Threads m)
+  add_test(NAME c_${name} COMMAND narrows_c_${name}_test)
+  set_tests_properties(c_${name} PROPERTIES TIMEOUT 60)
+endforeach()

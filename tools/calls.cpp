@@ -109,8 +109,11 @@ class Builder {
     call.options = options_.complete();
     call.in = {required(prefix, "q"), required(prefix, "k"), required(prefix, "v")};
     for (const TensorName& tensor : tensor_names()) optional(call, tensor);
-    if (const Entry* entry = tensors_.find(prefix, "o")) call.o = ordered(tensor_of(subject(*entry), *entry->array));
-    if (const Entry* entry = tensors_.find(prefix, "lse")) call.lse = tensor_of(subject(*entry), *entry->array);
+    for (const char* name : {"o", "dq", "dk", "dv"}) own(call, name, true);
+    for (const char* name : {"lse", "dbias", "dslopes", "dsinks"}) own(call, name, false);
+    if (!reading_.backward) return call;
+    if (const Entry* entry = tensors_.find(prefix, "dout")) call.dout = rows(*entry);
+    if (const Entry* entry = tensors_.find(prefix, "dlse")) call.dlse = tensor_of(subject(*entry), *entry->array);
     return call;
   }
 
@@ -126,8 +129,21 @@ class Builder {
     if (!entry)
       files::fail(joined(reading_.paths), fmt::format("no tensor {}; a call needs q, k and v, and here are {}",
                                                       files::printable(full_name(prefix, name)), tensors_.contents()));
-    return ordered(reading_.dtype ? rounded(subject(*entry), *entry->array, *reading_.dtype, owners_)
-                                  : tensor_of(subject(*entry), *entry->array));
+    return rows(*entry);
+  }
+
+  /// Rows of heads, as the call computes with them.
+  Tensor rows(const Entry& entry) {
+    return ordered(reading_.dtype ? rounded(subject(entry), *entry.array, *reading_.dtype, owners_)
+                                  : tensor_of(subject(entry), *entry.array));
+  }
+
+  void own(FileCall& call, const char* name, bool of_heads) {
+    if (name[0] == 'd' && !reading_.backward) return;
+    const Entry* const entry = tensors_.find(call.prefix, name);
+    if (!entry) return;
+    const Tensor tensor = tensor_of(subject(*entry), *entry->array);
+    call.own.push_back({name, of_heads ? ordered(tensor) : tensor});
   }
 
   void optional(FileCall& call, const TensorName& tensor) {
@@ -139,9 +155,9 @@ class Builder {
     if (!entry) return;
     if ((call.options.*tensor.member).given())
       refuse_value(tensor.name, "given twice", fmt::format("by an option and by {}", subject(*entry)));
-    const Tensor value = tensor_of(subject(*entry), *entry->array, tensor.kind, owners_);
-    const bool rows = tensor.name == "k_new" || tensor.name == "v_new";
-    call.options.*tensor.member = rows ? ordered(value) : value;
+    const bool new_rows = tensor.name == "k_new" || tensor.name == "v_new";
+    call.options.*tensor.member =
+        new_rows ? rows(*entry) : tensor_of(subject(*entry), *entry->array, tensor.kind, owners_);
   }
 
   const Reading& reading_;

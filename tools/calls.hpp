@@ -4,6 +4,7 @@
 // PREFIX.k, PREFIX.v make a call, a tensor without prefix belongs to every call.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,15 +22,23 @@ struct Reading {
   std::vector<std::string> paths;
   std::vector<std::string> ignored;  // names that are not wanted
   AxisOrder order = AxisOrder::bshd;
-  std::optional<DType> dtype;  // to round q, k and v to
+  std::optional<DType> dtype;  // to round q, k, v, k_new, v_new and dout to
+  bool backward = false;       // dout, dlse and the files' own gradients are wanted
+  std::optional<std::uint64_t> dout_seed;
 };
 void add_reading_options(CLI::App& command, Reading& reading);
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
 
 struct FileCall {
   std::string prefix;  // "layer0", or empty
   Inputs in;
   Options options;
-  Tensor o, lse;  // the file's own results, to compare with
+  Tensor dout, dlse;             // of a backward call
+  std::vector<NamedTensor> own;  // the file's own results, to compare with
 };
 
 struct FileCalls {

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "api/explained.hpp"
+#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "tools/calls.hpp"
 #include "tools/commands.hpp"
@@ -87,6 +89,12 @@ std::string json_of(const std::string& call, const Explanation& explanation) {
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+Explanation explanation_of(const FileCall& call, bool backward) {
+  if (!backward) return narrows::explain(call.in, call.options);
+  const std::string family = call.options.family.empty() ? environment::family() : std::string(call.options.family);
+  return explained(make_explained_backward(call.in, call.options), family);
+}
+
 int run(Explain& explain) {
   FileCalls file_calls;
   if (explain.reading.paths.empty()) {
@@ -98,7 +106,7 @@ int run(Explain& explain) {
     note_unused(file_calls);
   }
   for (const FileCall& call : file_calls.calls) {
-    const Explanation explanation = narrows::explain(call.in, call.options);
+    const Explanation explanation = explanation_of(call, explain.reading.backward);
     const bool first = &call == file_calls.calls.data();
     if (explain.json)
       fmt::print("{}\n", json_of(call.prefix, explanation));
@@ -147,6 +155,7 @@ constexpr const char* kHelp =
     "  narrows explain --sq 4096 --d 64 --h 16 --causal\n"
     "  narrows explain --b 2 --h 8 --hk 2 --sq 4096 --sk 8192 --d 128 --dtype bf16 --window 1024,0\n"
     "  narrows explain --h 8 --d 64 --cu_seqlens_q 0,100,612 --cu_seqlens_k 0,100,612\n"
+    "  narrows explain --sq 4096 --d 64 --h 16 --causal --backward\n"
     "  narrows explain layers.safetensors --json";
 
 }  // namespace
@@ -157,6 +166,7 @@ Command add_explain(CLI::App& app) {
   add_files(command, options->reading.paths, "Files as `narrows run` takes them; shapes and lengths count", false);
   add_option(command, "--dtype", {"TYPE", "fp16, bf16, fp32 or fp64; default fp32, or the file's"},
              [options](const auto& option, const auto& text) { options->dtype = parse_dtype(option, text); });
+  add_flag(command, "--backward", options->reading.backward, {"", "The gradients of the call, all that it has"});
   add_flag(command, "--json", options->json, {"", "One object a line on stdout, nothing else there"});
   add_shape_options(command, options);
   add_reading_options(command, options->reading);

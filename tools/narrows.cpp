@@ -48,6 +48,7 @@ constexpr const char* kHelp =
     "One call is attention of q (b, sq, h, d) on k (b, sk, hk, d) and v (b, sk, hk, dv): o = softmax(scale q k^T) "
     "v.\n\n"
     "  narrows run examples/minilm/minilm-layers.safetensors --check\n"
+    "  narrows run examples/minilm/minilm-layers.safetensors --backward --check\n"
     "  narrows explain --h 16 --sq 4096 --d 64 --causal\n"
     "  narrows info\n"
     "  narrows bench --sq 1024 --json\n\n"

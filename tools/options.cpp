@@ -123,6 +123,20 @@ void add_lengths(CLI::App& command, CallOptions& call) {
   add("seqused_k", "Rows used of each sequence of k and v");
 }
 
+void add_cache(CLI::App& command, CallOptions& call) {
+  const std::string group = "KV cache (k and v are the cache; block_table, new keys and tables come from a file)";
+  const auto add = [&](const char* tensor, const char* help) {
+    add_integers(command, call, tensor, {"LIST", help, group});
+  };
+  add("cache_seqlens", "Slots filled of each sequence, leftpad included, before new keys (b numbers)");
+  add("cache_batch_idx", "Cache row of each sequence");
+  add("leftpad", "Slots skipped at the front of each sequence");
+  add("cu_seqlens_k_new", "Bounds of the sequences in k_new and v_new");
+  add("rotary_base", "Position of query 0 of each sequence; default cache_seqlens");
+  add_flag(command, "--rotary-interleaved", call.values.rotary_interleaved,
+           {"", "Rotary pairs are (2i, 2i + 1)", group});
+}
+
 void add_computing(CLI::App& command, CallOptions& call) {
   const std::string group = "How to compute";
   Options& values = call.values;
@@ -135,7 +149,6 @@ void add_computing(CLI::App& command, CallOptions& call) {
   add_flag(command, "--deterministic", values.deterministic, {"", "Gradients repeat bit for bit", group});
   add_flag(command, "--batch-invariant", values.batch_invariant,
            {"", "A row's bits do not depend on its neighbours", group});
-  add_flag(command, "--rotary-interleaved", values.rotary_interleaved, {"", "Rotary pairs are (2i, 2i + 1)", group});
 }
 
 /// A list has no strides and lives as long as its map.
@@ -159,6 +172,7 @@ void add_call_options(CLI::App& command, CallOptions& options) {
   add_scores(command, options);
   add_visibility(command, options);
   add_lengths(command, options);
+  add_cache(command, options);
   add_computing(command, options);
 }
 

@@ -18,9 +18,16 @@ std::string line(std::string_view label, const std::string& content) {
   return fmt::format("  {:<15}{}\n", label, content);
 }
 
-std::string verdict_line(const Verdict& verdict, DType dtype) {
-  return fmt::format("{:<4}{:.2e}, three-kernel attention in {} {:.2e}: {}", verdict.name, verdict.error, name(dtype),
-                     verdict.plain_error, verdict.passed ? "passed" : "FAILED");
+std::string verdict_line(const Verdict& verdict, std::size_t width, DType dtype) {
+  return fmt::format("{:<{}}{:.2e}, three-kernel attention in {} {:.2e}: {}", verdict.name, width, verdict.error,
+                     name(dtype), verdict.plain_error, verdict.passed ? "passed" : "FAILED");
+}
+
+/// Of a column of names.
+template <class Named> std::size_t width_of(const std::vector<Named>& rows) {
+  std::size_t width = 4;
+  for (const Named& row : rows) width = std::max(width, row.name.size() + 1);
+  return width;
 }
 
 Json verdict_json(const Verdict& verdict) {
@@ -50,6 +57,7 @@ std::string text(const Report& report) {
   std::string lines = fmt::format("{}{}\n", report.call.empty() ? "" : report.call + ": ", report.problem.text());
   lines += line("shape", fmt::format("q {}  k {}  v {}", to_text(report.q.shape), to_text(report.k.shape),
                                      to_text(report.v.shape)));
+  if (!report.dout.empty()) lines += line("dout", report.dout);
   lines += line("time", fmt::format("{} (median of {}, best {}), {} thread{}", duration(median), report.seconds.size(),
                                     duration(report.seconds.front()), report.threads, report.threads == 1 ? "" : "s"));
   lines += line("speed", fmt::format("{:.1f} GFLOP/s", work.flops / median / 1e9));
@@ -59,13 +67,14 @@ std::string text(const Report& report) {
                                             ratio(work.three_kernel_bytes, work.fused_bytes)));
   std::string_view label = "error vs fp64";
   for (const Verdict& verdict : report.verdicts) {
-    lines += line(label, verdict_line(verdict, report.problem.dtype));
+    lines += line(label, verdict_line(verdict, width_of(report.verdicts), report.problem.dtype));
     if (!verdict.passed) lines += line("", verdict.text());
     label = "";
   }
   label = "vs file's own";
   for (const Difference& difference : report.differences) {
-    lines += line(label, fmt::format("{:<4}{:.2e} at most", difference.name, difference.largest));
+    lines += line(
+        label, fmt::format("{:<{}}{:.2e} at most", difference.name, width_of(report.differences), difference.largest));
     label = "";
   }
   return lines;
@@ -96,6 +105,7 @@ std::string json(const Report& report) {
               {"fused_bytes", work.fused_bytes},
               {"three_kernel_bytes", work.three_kernel_bytes},
               {"bytes_ratio", ratio(work.three_kernel_bytes, work.fused_bytes)}};
+  if (!report.dout.empty()) object["dout"] = report.dout;
   if (!report.verdicts.empty()) {
     object["passed"] = report.passed();
     for (const Verdict& verdict : report.verdicts) object["check"][verdict.name] = verdict_json(verdict);

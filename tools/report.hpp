@@ -21,6 +21,7 @@ struct Report {
   Problem problem;
   Work work;
   Tensor q, k, v;
+  std::string dout;  // of a backward call: where it is from
   int threads = 1;
   std::vector<double> seconds;  // of the timed runs, sorted
   std::vector<Verdict> verdicts;

@@ -85,7 +85,7 @@ enum { narrows_max_rank = 5 };
 /* A view of memory that the caller owns; rank 0 (all zero) = not given. An input is never written, except k and v of a
  * cache call that appends. This struct lies in others by value and never grows. */
 typedef struct narrows_tensor {
-  void* data; /* may be NULL when a size is 0, and in narrows_explain for q, k, v */
+  void* data; /* may be NULL when a size is 0, and for q, k, v where only a cost or a size is asked for */
   narrows_dtype dtype;
   int32_t rank;                      /* 0 to narrows_max_rank */
   int64_t shape[narrows_max_rank];   /* outermost first; entries beyond rank are not read */
@@ -108,6 +108,35 @@ typedef struct narrows_outputs {
   narrows_tensor o;   /* (b, sq, h, dv), varlen (total_q, h, dv); q's dtype */
   narrows_tensor lse; /* optional: natural log-sum-exp, (b, h, sq), varlen (h, total_q); fp32 (fp64 for fp64) */
 } narrows_outputs;
+
+typedef struct narrows_backward_inputs {
+  size_t struct_size;
+  narrows_tensor q;
+  narrows_tensor k;
+  narrows_tensor v;
+  narrows_tensor o; /* o and lse as narrows_forward wrote them */
+  narrows_tensor lse;
+  narrows_tensor dout; /* gradient of o: shape and dtype of o */
+  narrows_tensor dlse; /* optional: gradient of lse */
+} narrows_backward_inputs;
+
+/* Each optional; written, not added to. Shape and dtype of what each is the gradient of. */
+typedef struct narrows_gradients {
+  size_t struct_size;
+  narrows_tensor dq;
+  narrows_tensor dk;
+  narrows_tensor dv;
+  narrows_tensor dbias;
+  narrows_tensor dslopes;
+  narrows_tensor dsinks;
+} narrows_gradients;
+
+/* Gradients of narrows_merge. */
+typedef struct narrows_merge_gradients {
+  size_t struct_size;
+  const narrows_outputs* parts; /* as many as narrows_merge had; in each, o or lse may be left out. NULL = none */
+  narrows_tensor dsinks;        /* optional: shape and dtype of sinks */
+} narrows_merge_gradients;
 
 /* Everything that is not q, k, v or a result. All rules intersect. Flags are 0 or 1. */
 typedef struct narrows_options {
@@ -208,6 +237,24 @@ static inline narrows_outputs narrows_outputs_default(void) {
   out.struct_size = sizeof out;
   return out;
 }
+static inline narrows_backward_inputs narrows_backward_inputs_default(void) {
+  narrows_backward_inputs in;
+  memset(&in, 0, sizeof in);
+  in.struct_size = sizeof in;
+  return in;
+}
+static inline narrows_gradients narrows_gradients_default(void) {
+  narrows_gradients out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+static inline narrows_merge_gradients narrows_merge_gradients_default(void) {
+  narrows_merge_gradients out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
 static inline narrows_options narrows_options_default(void) {
   narrows_options options;
   memset(&options, 0, sizeof options);
@@ -236,6 +283,31 @@ static inline narrows_tensor narrows_view(void* data, narrows_dtype dtype, int32
  * gets O = 0 and LSE = -inf (the sink with a sink). options may be NULL: all defaults. */
 NARROWS_API narrows_status narrows_forward(const narrows_inputs* in, const narrows_outputs* out,
                                            const narrows_options* options);
+
+/* The gradients that `out` asks for, from what narrows_forward read and wrote: P is computed again from q, k and the LSE,
+ * never stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the
+ * others. Memory is linear in the sequence and bits do not depend on the number of threads. */
+NARROWS_API narrows_status narrows_backward(const narrows_backward_inputs* in, const narrows_gradients* out,
+                                            const narrows_options* options);
+
+/* One row's attention over several sets of keys, from the (o, lse) that narrows_forward gave for each set: splits, shared
+ * prefixes, ranks. parts: an array of `count` structs of one size. All parts have the shapes, dtypes and device of `out`,
+ * whose lse is optional. A part that saw no key has lse = -inf and is left out, whatever its o; all empty gives (0, -inf).
+ * sinks: (h), counted once here and by no part; NULL = none. */
+NARROWS_API narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const narrows_outputs* out,
+                                         const narrows_tensor* sinks);
+
+/* Gradients of each part's o and lse, and of the sinks. dout, dlse (NULL = none): gradients of narrows_merge's results. */
+NARROWS_API narrows_status narrows_merge_backward(const narrows_outputs* parts, size_t count,
+                                                  const narrows_tensor* dout, const narrows_tensor* dlse,
+                                                  const narrows_merge_gradients* out, const narrows_tensor* sinks);
+
+/* *bytes = the scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths
+ * and options matter: data may be NULL but for int32 tensors. */
+NARROWS_API narrows_status narrows_workspace_size(const narrows_inputs* in, const narrows_options* options,
+                                                  int64_t* bytes);
+NARROWS_API narrows_status narrows_backward_workspace_size(const narrows_inputs* in, const narrows_options* options,
+                                                           int64_t* bytes);
 
 /* Fills in *explanation, which starts as narrows_explanation_default() and is unchanged on failure; the caller ends its
  * strings with narrows_free(explanation->memory), before using it again. No element of q, k, v is read. options may be

@@ -1,31 +1,16 @@
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any, Callable, List, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from . import _arrays, _core, _options
+from . import _arrays, _calls, _core
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._options import Options
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _with_signature(*own: inspect.Parameter) -> Callable[[_Function], _Function]:
-    def decorate(function: _Function) -> _Function:
-        function.__signature__ = _options.signature(*own)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def _keyword(name: str, default: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-
-
-@_with_signature(_keyword("return_lse", False), _keyword("o", None), _keyword("lse", None))
+@_calls.with_signature("q k v", return_lse=False, o=None, lse=None)
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = False, o: Any = None, lse: Any = None, **options: Unpack[Options]
 ) -> Any:
@@ -35,8 +20,8 @@ def attention(
 
     Arrays are NumPy arrays or CPU tensors of any library with ``__dlpack__``, of float16, bfloat16 (NumPy: ml_dtypes'
     type), float32 or float64, all of one type, with any strides: negative, zero (expanded) and read-only ones too. They
-    are read where they are. O comes back as q's kind of array and dtype: NumPy for NumPy; for a DLPack tensor one of the
-    same library, by its ``from_dlpack``, or NumPy if it has none. LSE is float32 (float64 for float64).
+    are read where they are. O comes back as q's kind of array and dtype: NumPy for NumPy; for a DLPack tensor one of
+    the same library, by its ``from_dlpack``, or NumPy if it has none. LSE is float32 (float64 for float64).
 
     Shapes: b batch, sq / sk query / key length, h query heads, hk kv heads (h a multiple of hk: grouped queries), d and
     dv head dims.
@@ -76,16 +61,30 @@ def attention(
     cu_seqlens_q, cu_seqlens_k: (b + 1,) int32. Sequence s is rows cu_seqlens[s] up to cu_seqlens[s + 1].
     seqused_q, seqused_k: (b,) int32. Rows used of each sequence; the rest is never read, and its O is 0.
 
-    The short ones (slopes, sinks, shift, lengths) may be lists. Results and how to compute:
+    The short ones (slopes, sinks, shift, lengths) may be lists.
+
+    Dropout on P, the same mask on every machine and tiling:
+
+    dropout: probability of dropping a weight, in [0, 1). The rest is scaled up.
+    seed, offset: int of 64 bits and int below 2^32 that draw the mask, or int64 arrays of one element.
+    origin: (b, h, i, j, H), where this call's first row, head, query and key stand in a larger call, and the heads of
+        that one (0 = this call's), so that parts drop what the whole would.
+
+    Results and how to compute; none of these changes a result beyond rounding:
 
     return_lse: also return the natural log-sum-exp of each row's logits.
     o, lse: arrays to write the results into (any strides but zero or overlapping ones); o is then what is returned.
     threads: int, 0 = NARROWS_THREADS, else every core.
     family: name of the family to use, from narrows.info().families.
+    num_splits: int, parts that the keys are split into; 0 = as planned.
+    batch_invariant: a row's bits depend on its query, the keys it sees and the options, not on its batch or splits.
+    deterministic: the same bits each time, gradients too (on the CPU always).
+    workspace: uint8 array of workspace_size(...) bytes for scratch; the call then allocates none.
+    status: int32 array of 4: code, sequence, value and limit of a broken rule, zeros if none.
+    check: raise what status would say (on the CPU always).
 
-    dropout (with seed, offset, origin), the KV cache (cache_seqlens, block_table, cache_batch_idx, leftpad, k_new, v_new,
-    cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_base), num_splits, workspace, status, check,
-    deterministic and batch_invariant are part of the contract; what this build does not compute it refuses by name.
+    The KV cache (cache_seqlens, block_table, cache_batch_idx, leftpad, k_new, v_new, cu_seqlens_k_new, rotary_cos,
+    rotary_sin, rotary_interleaved, rotary_base): see attention_with_cache, of which k and v are then the caches.
 
     Raises ValueError, TypeError (also for an unknown keyword), NotImplementedError or MemoryError, before anything is
     written. The GIL is released while it computes, and calls from several threads are safe.
@@ -99,27 +98,104 @@ def attention(
     >>> lse.tolist()
     [[[0.0, 0.0, 0.0]]]
     """
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"return_lse: {return_lse!r}: must be True or False")
-    call, operands = _assemble("attention", q, k, v, options)
+    return _forward("attention", (("q", q), ("k", k), ("v", v)), return_lse, o, lse, options)
+
+
+@_calls.with_signature("q k_cache v_cache", return_lse=False, o=None, lse=None)
+def attention_with_cache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    return_lse: bool = False,
+    o: Any = None,
+    lse: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Attention over a KV cache, to which k_new and v_new are appended in place first. Forward only.
+
+    Returns O, or ``(O, LSE)`` with ``return_lse=True``, as attention does; q may be dense or varlen. What a slot holds
+    that no query sees changes nothing. Errors of the library call the caches k and v.
+
+    =================  =========================  ===============================================
+    array              contiguous                 in pages (with block_table)
+    =================  =========================  ===============================================
+    k_cache            (b, capacity, hk, d)       (pages, page size, hk, d), any page size
+    v_cache            (b, capacity, hk, dv)      (pages, page size, hk, dv)
+    block_table                                   (b, pages per sequence) int32
+    k_new              (b, s_new, hk, d), or with cu_seqlens_k_new (total_new, hk, d)
+    v_new              (b, s_new, hk, dv), or with cu_seqlens_k_new (total_new, hk, dv)
+    =================  =========================  ===============================================
+
+    cache_seqlens: (b,) int32, or one int for all. Slots filled in each row before the append, leftpad included.
+    block_table: page of each run of slots. Entries without a visible or new key are not read.
+    cache_batch_idx: (b,) int32. The row of the cache (or of block_table) that each sequence uses, instead of its own.
+    leftpad: (b,) int32. Slots skipped at the front: keys count from there.
+    k_new, v_new: keys and values to append behind the filled slots. The caches must then be memory that can be written.
+        What does not fit is refused before anything is written.
+    cu_seqlens_k_new: (b + 1,) int32. Sequence s appends rows cu_seqlens_k_new[s] up to cu_seqlens_k_new[s + 1].
+    rotary_cos, rotary_sin: (positions, r / 2). Turns the first r of d of q and k_new; new key t by the angles of
+        position cache_seqlens + t, query i by those of cache_seqlens + i.
+    rotary_interleaved: turn pairs (2i, 2i + 1); False: (i, i + r / 2).
+    rotary_base: (b,) int32. Position of query 0, instead of cache_seqlens.
+
+    return_lse, o, lse and every other keyword: as attention's.
+
+    >>> import numpy as np, narrows
+    >>> k_cache, v_cache = np.zeros((2, 1, 8, 1, 2), np.float32)
+    >>> for step in range(3):
+    ...     new = np.full((1, 1, 1, 2), step, np.float32)
+    ...     o = narrows.attention_with_cache(0 * new, k_cache, v_cache, cache_seqlens=step, k_new=new, v_new=new)
+    >>> v_cache[0, :, 0, 0].tolist(), o.ravel().tolist()  # zero scores: the mean of what the cache holds
+    ([0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0])
+    """
+    arrays = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))
+    return _forward("attention_with_cache", arrays, return_lse, o, lse, options)
+
+
+def _forward(function: str, arrays: Any, return_lse: bool, o: Any, lse: Any, options: Any) -> Any:
+    wants_lse = _calls.flag("return_lse", return_lse)
+    call, operands = _calls.assemble(function, arrays, options, ("return_lse", "o", "lse"))
     query, value = operands[0], operands[2]
-    o_dtype, lse_dtype = _arrays.result_dtypes(query.dtype)
+    o_dtype, lse_dtype = _arrays.result_dtypes(query)
     o_shape, lse_shape = _arrays.result_shapes(query.shape, value.shape)
-    finish_o = _result(operands, "o", o, o_shape, o_dtype, q)
+    like = arrays[0][1]
+    finish_o = _calls.result(operands, "o", o, o_shape, o_dtype, like)
     finish_lse = None
-    if return_lse or lse is not None:
-        finish_lse = _result(operands, "lse", lse, lse_shape, lse_dtype, q)
-    _hand_over(call, operands)
+    if wants_lse or lse is not None:
+        finish_lse = _calls.result(operands, "lse", lse, lse_shape, lse_dtype, like)
+    _calls.hand_over(call, operands)
     call.forward()
-    return (finish_o(), finish_lse()) if return_lse and finish_lse else finish_o()
+    return (finish_o(), finish_lse()) if wants_lse and finish_lse else finish_o()
 
 
-@_with_signature()
+@_calls.with_signature("q k v")
+def workspace_size(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> int:
+    """Bytes of scratch that ``attention(q, k, v, ...)`` needs; takes its arguments, and of a cache call the caches.
+
+    Only shapes, lengths and options matter; no element of q, k, v is read.
+
+    >>> import numpy as np, narrows
+    >>> q = np.ones((1, 100, 4, 64), np.float32)
+    >>> scratch = np.empty(narrows.workspace_size(q, q, q), np.uint8)
+    >>> narrows.attention(q, q, q, workspace=scratch).shape
+    (1, 100, 4, 64)
+    """
+    return _described("workspace_size", q, k, v, options).workspace_size()
+
+
+@_calls.with_signature("q k v")
+def backward_workspace_size(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> int:
+    """Bytes of scratch that ``attention_backward(dout, q, k, v, ...)`` needs for every gradient; as workspace_size."""
+    return _described("backward_workspace_size", q, k, v, options).backward_workspace_size()
+
+
+@_calls.with_signature("q k v")
 def explain(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> _core.Explanation:
     """What ``attention(q, k, v, ...)`` would do and cost, beside attention as three kernels; takes its arguments.
 
-    Counts are exact, from shapes, lengths and masks; no element of q, k, v is read, so that an expanded scalar may stand
-    for an array of any size. ``print()`` the result for the report; its fields are named in its type.
+    Counts are exact, from shapes, lengths and masks; no element of q, k, v is read, so that an expanded scalar may
+    stand for an array of any size. ``print()`` the result for the report; its fields are named in its type.
 
     >>> import numpy as np, narrows
     >>> q = np.broadcast_to(np.float32(0), (1, 65536, 8, 64))
@@ -129,9 +205,7 @@ def explain(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> _core.Explana
     >>> cost.three_kernel_bytes > 100 * cost.fused_bytes
     True
     """
-    call, operands = _assemble("explain", q, k, v, options)
-    _hand_over(call, operands)
-    return call.explain()
+    return _described("explain", q, k, v, options).explain()
 
 
 def info() -> _core.Info:
@@ -139,42 +213,7 @@ def info() -> _core.Info:
     return _core.info()
 
 
-def _assemble(function: str, q: Any, k: Any, v: Any, options: Any) -> Tuple[_core.Call, List[_core.Operand]]:
-    for name in options:
-        if name not in _options.DEFAULTS:
-            raise _options.unknown(function, name, ("return_lse", "o", "lse") if function == "attention" else ())
-    operands = [_arrays.operand(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
-    if len(operands[0].shape) < 4 and options.get("cu_seqlens_q") is None:
-        shape = tuple(operands[0].shape)
-        hint = "; for one dense sequence pass q[None], k[None], v[None]" if len(shape) == 3 else ""
-        raise ValueError(f"q: shape {shape}: must be (b, sq, h, d), or (total_q, h, d) with cu_seqlens_q{hint}")
-    for operand in operands:
-        if len(operand.shape) < 3:
-            raise ValueError(f"{operand.name}: shape {tuple(operand.shape)}: must have 4 axes, or 3 for varlen")
-    call = _core.Call()
-    operands += _options.apply(call, options)
-    return call, operands
-
-
-def _result(
-    operands: List[_core.Operand], name: str, given: Any, shape: Tuple[int, ...], dtype: str, like: object
-) -> Callable[[], Any]:
-    if given is not None:
-        operands.append(_arrays.operand(name, given, writable=True))
-        return lambda: given
-    result = _arrays.Result(name, shape, dtype, like)
-    operands.append(result.operand)
-    return result.finish
-
-
-# How many axes follow the batch, and whether the batch broadcasts, in arrays that may have more leading axes.
-_FOLDED = {"q": (3, False), "k": (3, False), "v": (3, False), "o": (3, False), "lse": (2, False)}
-_FOLDED.update(bias=(3, True), mask=(3, True))
-
-
-def _hand_over(call: _core.Call, operands: List[_core.Operand]) -> None:
-    leading = operands[0].shape[:-3]  # of q
-    for operand in operands:
-        if len(leading) > 1 and operand.name in _FOLDED:
-            operand.fold_leading(leading, *_FOLDED[operand.name])
-        call.set_operand(operand)
+def _described(function: str, q: Any, k: Any, v: Any, options: Any) -> _core.Call:
+    call, operands = _calls.assemble(function, (("q", q), ("k", k), ("v", v)), options)
+    _calls.hand_over(call, operands)
+    return call

@@ -15,7 +15,9 @@ _NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 def operand(name: str, value: object, *, writable: bool = False) -> Operand:
     """A view of `value`'s memory, or an error that says what to pass."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask=")
+        raise TypeError(
+            f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask="
+        )
     if isinstance(value, np.ndarray):
         return _numpy_operand(name, value, writable)
     if hasattr(value, "__dlpack__"):
@@ -94,8 +96,13 @@ def result_shapes(q: Tuple[int, ...], v: Tuple[int, ...]) -> Tuple[Tuple[int, ..
     return (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3])
 
 
-def result_dtypes(q: str) -> Tuple[str, str]:
+def result_dtypes(q: Operand) -> Tuple[str, str]:
     """Dtypes of O and LSE for q's."""
-    if q not in ("fp16", "bf16", "fp32", "fp64"):
-        raise TypeError(f"q: {q}: must be fp16, bf16, fp32 or fp64 (fp8 comes later)")
-    return q, "fp64" if q == "fp64" else "fp32"
+    require_float(q)
+    return q.dtype, "fp64" if q.dtype == "fp64" else "fp32"
+
+
+def require_float(array: Operand) -> None:
+    """Of arrays whose results or gradients have their dtype."""
+    if array.dtype not in ("fp16", "bf16", "fp32", "fp64"):
+        raise TypeError(f"{array.name}: {array.dtype}: must be fp16, bf16, fp32 or fp64 (fp8 comes later)")

@@ -1,4 +1,4 @@
-"""Every keyword of attention() and explain(): its type, its default, and how it reaches the library."""
+"""Every keyword that the calls of q, k and v share: its type, its default, and how it reaches the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = Union[Sequence[float], Any]  # a list, or an array of any float type
 
 
 class Options(TypedDict, total=False):
-    """The keywords that attention() and explain() share; see attention()."""
+    """The keywords that every call of q, k and v has; see attention() and attention_with_cache()."""
 
     scale: Optional[float]
     softcap: float
@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: Optional[Ints]
     seqused_q: Optional[Ints]
     seqused_k: Optional[Ints]
-    cache_seqlens: Optional[Ints]
+    cache_seqlens: Union[int, Ints, None]
     block_table: Optional[Ints]
     cache_batch_idx: Optional[Ints]
     leftpad: Optional[Ints]
@@ -68,7 +68,7 @@ DEFAULTS: Dict[str, Any] = {
 _CAUSAL = {"bottom_right": Causal.bottom_right, "top_left": Causal.top_left}
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def integer(name: str, value: object, low: int, high: int) -> int:
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -91,7 +91,7 @@ def _set_float(call: Call, name: str, value: Any) -> None:
 
 def _integer_setter(bits: int) -> Callable[[Call, str, Any], None]:
     def set_integer(call: Call, name: str, value: Any) -> None:
-        setattr(call, name, _integer(name, value, -(1 << (bits - 1)), (1 << (bits - 1)) - 1))
+        setattr(call, name, integer(name, value, -(1 << (bits - 1)), (1 << (bits - 1)) - 1))
 
     return set_integer
 
@@ -114,8 +114,10 @@ def _set_causal(call: Call, name: str, value: Any) -> None:
 
 def _set_window(call: Call, name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{name}: {value!r}: must be a pair (left, right); w keys that end with the query's own are (w - 1, 0)")
-    left, right = (-1 if side is None else _integer(name, side, -(1 << 63), (1 << 63) - 1) for side in value)
+        raise TypeError(
+            f"{name}: {value!r}: must be a pair (left, right); w keys that end with the query's own are (w - 1, 0)"
+        )
+    left, right = (-1 if side is None else integer(name, side, -(1 << 63), (1 << 63) - 1) for side in value)
     call.set_window((left, right))
 
 
@@ -123,13 +125,13 @@ def _set_number(call: Call, name: str, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.ndim or not hasattr(value, "__index__") and hasattr(value, "__dlpack__"):
         call.set_operand(_arrays.operand(name, value))
     else:
-        call.set_number(name, _integer(name, value, 0, (1 << 64) - 1))
+        call.set_number(name, integer(name, value, 0, (1 << 64) - 1))
 
 
 def _set_origin(call: Call, name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)) or len(value) != 5:
         raise TypeError(f"{name}: {value!r}: must be a tuple (b, h, i, j, H)")
-    b, h, i, j, heads = (_integer(name, part, -(1 << 63), (1 << 63) - 1) for part in value)
+    b, h, i, j, heads = (integer(name, part, -(1 << 63), (1 << 63) - 1) for part in value)
     call.set_origin((b, h, i, j, heads))
 
 
@@ -180,9 +182,21 @@ _ELSEWHERE = {
 def unknown(function: str, name: str, extra: Sequence[str] = ()) -> TypeError:
     """The error for a keyword that there is not."""
     known = [*DEFAULTS, *extra]
-    near = [_ELSEWHERE[name]] if _ELSEWHERE.get(name) in known else difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    same = _ELSEWHERE.get(name)
+    hint = f"; did you mean {same!r}?" if same in known else did_you_mean(name, known)
     return TypeError(f"{function}() has no argument {name!r}{hint}")
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def tensor(name: str, value: Any) -> Operand:
+    """The operand for an option that is an array, or a list where those will do."""
+    if name in _LISTS:
+        value = _arrays.numbers(name, value, _LISTS[name])
+    return _arrays.operand(name, value, writable=name in ("workspace", "status"))
 
 
 def apply(call: Call, options: Mapping[str, Any]) -> List[Operand]:
@@ -193,14 +207,22 @@ def apply(call: Call, options: Mapping[str, Any]) -> List[Operand]:
             if value is not DEFAULTS[name]:
                 _SETTERS[name](call, name, value)
         elif value is not None:
-            if name in _LISTS:
-                value = _arrays.numbers(name, value, _LISTS[name])
-            operands.append(_arrays.operand(name, value))
+            operands.append(tensor(name, value))
     return operands
 
 
-def signature(*own: inspect.Parameter) -> inspect.Signature:
-    """q, k, v, then the keywords `own` and every option."""
-    positional = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in "qkv"]
-    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name]) for name in DEFAULTS]
-    return inspect.Signature([*positional, *keywords, *own])
+def signature(positional: Sequence[str], own: Mapping[str, object]) -> inspect.Signature:
+    """`positional`, where "name=" defaults to None, then every option, then the keywords `own`."""
+    first = [
+        inspect.Parameter(
+            name.rstrip("="),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if "=" in name else inspect.Parameter.empty,
+        )
+        for name in positional
+    ]
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in {**DEFAULTS, **own}.items()
+    ]
+    return inspect.Signature([*first, *keywords])

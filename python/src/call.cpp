@@ -6,9 +6,15 @@
 namespace narrows::python {
 namespace {
 
-constexpr std::pair<std::string_view, Tensor Inputs::*> kInputs[] = {
-    {"q", &Inputs::q}, {"k", &Inputs::k}, {"v", &Inputs::v}};
-constexpr std::pair<std::string_view, Tensor Outputs::*> kOutputs[] = {{"o", &Outputs::o}, {"lse", &Outputs::lse}};
+constexpr std::pair<std::string_view, Tensor BackwardInputs::*> kInputs[] = {
+    {"q", &BackwardInputs::q},       {"k", &BackwardInputs::k},       {"v", &BackwardInputs::v},
+    {"k_cache", &BackwardInputs::k}, {"v_cache", &BackwardInputs::v}, {"o", &BackwardInputs::o},
+    {"lse", &BackwardInputs::lse},   {"dout", &BackwardInputs::dout}, {"dlse", &BackwardInputs::dlse},
+};
+constexpr std::pair<std::string_view, Tensor Gradients::*> kGradients[] = {
+    {"dq", &Gradients::dq},       {"dk", &Gradients::dk},           {"dv", &Gradients::dv},
+    {"dbias", &Gradients::dbias}, {"dslopes", &Gradients::dslopes}, {"dsinks", &Gradients::dsinks},
+};
 constexpr std::pair<std::string_view, Number Options::*> kNumbers[] = {{"seed", &Options::seed},
                                                                        {"offset", &Options::offset}};
 constexpr std::pair<std::string_view, Tensor Options::*> kOptions[] = {
@@ -47,8 +53,8 @@ Field* find(Owner& owner, const std::pair<std::string_view, Field Owner::*> (&ta
 void Call::set_operand(nb::object object) {
   const Operand& operand = nb::cast<const Operand&>(object);
   const std::string& name = operand.name();
-  Tensor* field = find(inputs_, kInputs, name);
-  if (!field) field = find(outputs_, kOutputs, name);
+  Tensor* field = find(tensors_, kInputs, name);
+  if (!field) field = find(gradients_, kGradients, name);
   if (!field) field = find(options_, kOptions, name);
   if (field) {
     *field = operand.tensor();

@@ -20,12 +20,17 @@ class Call {
   Options& options() { return options_; }
 
   /// Called without the GIL.
-  void forward() const { narrows::forward(inputs_, outputs_, options_); }
-  Explanation explain() const { return narrows::explain(inputs_, options_); }
+  void forward() const { narrows::forward(inputs(), {tensors_.o, tensors_.lse}, options_); }
+  void backward() const { narrows::backward(tensors_, gradients_, options_); }
+  std::int64_t workspace_size() const { return narrows::workspace_size(inputs(), options_); }
+  std::int64_t backward_workspace_size() const { return narrows::backward_workspace_size(inputs(), options_); }
+  Explanation explain() const { return narrows::explain(inputs(), options_); }
 
  private:
-  Inputs inputs_;
-  Outputs outputs_;
+  Inputs inputs() const { return {tensors_.q, tensors_.k, tensors_.v}; }
+
+  BackwardInputs tensors_;  // o and lse are forward's results
+  Gradients gradients_;
   Options options_;
   std::string family_;
   std::map<std::string, nb::object, std::less<>> operands_;

@@ -14,6 +14,7 @@
 
 #include "call.hpp"
 #include "dlpack.hpp"
+#include "merge.hpp"
 
 namespace narrows::python {
 namespace {
@@ -107,9 +108,15 @@ void bind_call(nb::module_& module) {
           },
           nb::arg("window"))
       .def(
-          "set_origin", [](Call& self, Five origin) { self.options().origin = std::make_from_tuple<Origin>(origin); },
+          "set_origin",
+          [](Call& self, Five origin) {
+            self.options().origin = std::apply([](auto... parts) { return Origin{parts...}; }, origin);
+          },
           nb::arg("origin"))
       .def("forward", &Call::forward, nb::call_guard<nb::gil_scoped_release>())
+      .def("backward", &Call::backward, nb::call_guard<nb::gil_scoped_release>())
+      .def("workspace_size", &Call::workspace_size, nb::call_guard<nb::gil_scoped_release>())
+      .def("backward_workspace_size", &Call::backward_workspace_size, nb::call_guard<nb::gil_scoped_release>())
       .def("explain", &Call::explain, nb::call_guard<nb::gil_scoped_release>());
   option<std::optional<double>, &Options::scale>(call, "scale");
   option<double, &Options::softcap>(call, "softcap");
@@ -177,6 +184,9 @@ NB_MODULE(_core, module) {
   bind_call(module);
   bind_explanation(module);
   bind_info(module);
+  module.def("merge", &merge, nb::arg("parts"), nb::arg("out"), nb::arg("sinks").none());
+  module.def("merge_backward", &merge_backward, nb::arg("parts"), nb::arg("dout"), nb::arg("dlse").none(),
+             nb::arg("gradients"), nb::arg("sinks").none(), nb::arg("dsinks").none());
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"));
   module.def("info", &narrows::info);
   module.def("version", &narrows::version);

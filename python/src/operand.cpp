@@ -11,7 +11,7 @@ namespace narrows::python {
 namespace {
 
 constexpr std::string_view kDTypeRule = "must be float16, bfloat16, float32, float64, int32, int64, uint8 or bool";
-constexpr std::string_view kWriteRule = "results need memory that can be written";
+constexpr std::string_view kWriteRule = "must be memory that can be written";
 
 // ------------------------------------------------------------------------------------------------------ buffer protocol
 
@@ -215,11 +215,15 @@ void Operand::fold_leading(const std::vector<std::int64_t>& leading, std::size_t
   for (std::size_t axis = 0; all_match && axis < leading.size(); ++axis) all_match = matches(axis);
   if (!all_match) {
     refuse_value(name_, "shape " + shape_text(given),
-                 text("must have q's leading sizes ", shape_text(leading), " before its last ", keep, " axes"));
+                 text("must have leading sizes ", shape_text(leading), " before its last ", keep, " axes"));
   }
   std::int64_t size = 1;
   std::int64_t stride = 0;  // of the innermost axis that moves
-  for (std::size_t axis = leading.size(); axis-- > 0;) {
+  const auto outer = static_cast<std::ptrdiff_t>(leading.size());
+  // One entry for the whole batch stays one: its gradient is a sum, which an expanded output could not hold.
+  const bool single =
+      broadcast && std::all_of(shape_.begin(), shape_.begin() + outer, [](std::int64_t n) { return n == 1; });
+  for (std::size_t axis = single ? 0 : leading.size(); axis-- > 0;) {
     const std::int64_t step = shape_[axis] == leading[axis] ? strides_[axis] : 0;
     if (leading[axis] > 1 && size == 1) stride = step;
     if (leading[axis] > 1 && size > 1 && step != stride * size) {
@@ -229,7 +233,6 @@ void Operand::fold_leading(const std::vector<std::int64_t>& leading, std::size_t
     }
     size *= leading[axis];
   }
-  const auto outer = static_cast<std::ptrdiff_t>(leading.size());
   shape_.erase(shape_.begin(), shape_.begin() + outer);
   strides_.erase(strides_.begin(), strides_.begin() + outer);
   shape_.insert(shape_.begin(), size);

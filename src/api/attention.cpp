@@ -1,10 +1,10 @@
 // Read this first: a call becomes a Problem (facts), a Plan (decisions) and Buffers (addresses), and a backend runs it.
+#include "api/explained.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
-#include "cpu/peak.hpp"
 #include "plan/plan.hpp"
 
 #include <narrows/narrows.hpp>
@@ -31,8 +31,6 @@ void check_workspace(const Problem& problem, const Plan& plan) {
   if (problem.workspace_bytes >= 0 && problem.workspace_bytes < need)
     refuse_value("workspace", text(problem.workspace_bytes, " bytes"), text("this call needs ", need), to_text(need));
 }
-
-double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / static_cast<double>(bytes) : 0; }
 
 }  // namespace
 
@@ -63,29 +61,7 @@ std::int64_t backward_workspace_size(const Inputs& in, const Options& options) {
 }
 
 Explanation explain(const Inputs& in, const Options& options) {
-  Call call = make_explained(in, options);
-  const Work cost = work(call);
-  const Machine machine = cpu::measured(cpu::machine());
-  Choice choice = choose(call.problem, cost, machine, forced_family(options));
-  const Prediction three_kernel =
-      predict(cost.three_kernel_flops, cost.three_kernel_bytes, machine.flops_per_second, machine.bytes_per_second);
-  return {
-      .problem = call.problem.text(),
-      .family = std::string(choice.plan.family),
-      .plan = choice.plan.text(),
-      .refused = std::move(choice.refused),
-      .visible_pairs = cost.pairs,
-      .flops = cost.flops,
-      .fused_bytes = cost.fused_bytes,
-      .three_kernel_bytes = cost.three_kernel_bytes,
-      .fused_memory = choice.plan.workspace_bytes(),
-      .three_kernel_memory = cost.three_kernel_memory,
-      .fused_intensity = intensity(cost.flops, cost.fused_bytes),
-      .three_kernel_intensity = intensity(cost.three_kernel_flops, cost.three_kernel_bytes),
-      .predicted_seconds = choice.plan.prediction.seconds,
-      .three_kernel_seconds = three_kernel.seconds,
-      .limited_by = std::string(choice.plan.prediction.limited_by),
-  };
+  return explained(make_explained(in, options), forced_family(options));
 }
 
 Info info() {

@@ -73,6 +73,11 @@ std::string text_of(const Info& source) {
   return joined;
 }
 
+void store_bytes(std::int64_t* target, std::int64_t bytes) {
+  if (!target) refuse_value("bytes", "NULL", "this argument is required");
+  *target = bytes;
+}
+
 char* copy_of(const std::string& source) {
   char* copy = static_cast<char*>(allocate(source.size() + 1));
   std::memcpy(copy, source.c_str(), source.size() + 1);
@@ -97,6 +102,37 @@ using namespace narrows::boundary;
 
 narrows_status narrows_forward(const narrows_inputs* in, const narrows_outputs* out, const narrows_options* options) {
   return guard([&] { narrows::forward(inputs_from(in), outputs_from(out), options_from(options)); });
+}
+
+narrows_status narrows_backward(const narrows_backward_inputs* in, const narrows_gradients* out,
+                                const narrows_options* options) {
+  return guard([&] { narrows::backward(backward_inputs_from(in), gradients_from(out), options_from(options)); });
+}
+
+narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const narrows_outputs* out,
+                             const narrows_tensor* sinks) {
+  return guard([&] {
+    narrows::merge(parts_from("parts", parts, count), outputs_from(out), optional_tensor_from("sinks", sinks));
+  });
+}
+
+narrows_status narrows_merge_backward(const narrows_outputs* parts, size_t count, const narrows_tensor* dout,
+                                      const narrows_tensor* dlse, const narrows_merge_gradients* out,
+                                      const narrows_tensor* sinks) {
+  return guard([&] {
+    const OwnedMergeGradients owned = merge_gradients_from(out, count);
+    narrows::merge_backward(parts_from("parts", parts, count), optional_tensor_from("dout", dout),
+                            optional_tensor_from("dlse", dlse), owned.gradients, optional_tensor_from("sinks", sinks));
+  });
+}
+
+narrows_status narrows_workspace_size(const narrows_inputs* in, const narrows_options* options, int64_t* bytes) {
+  return guard([&] { store_bytes(bytes, narrows::workspace_size(inputs_from(in), options_from(options))); });
+}
+
+narrows_status narrows_backward_workspace_size(const narrows_inputs* in, const narrows_options* options,
+                                               int64_t* bytes) {
+  return guard([&] { store_bytes(bytes, narrows::backward_workspace_size(inputs_from(in), options_from(options))); });
 }
 
 narrows_status narrows_explain(const narrows_inputs* in, const narrows_options* options,

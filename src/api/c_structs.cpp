@@ -8,6 +8,9 @@ namespace {
 // Bytes in release 0.1, which no later release changes.
 constexpr std::size_t kFirstInputs = 344;
 constexpr std::size_t kFirstOutputs = 232;
+constexpr std::size_t kFirstBackwardInputs = 792;
+constexpr std::size_t kFirstGradients = 680;
+constexpr std::size_t kFirstMergeGradients = 128;
 constexpr std::size_t kFirstOptions = 2736;
 
 bool flag(std::string_view argument, std::int32_t value) {
@@ -153,6 +156,49 @@ Inputs inputs_from(const narrows_inputs* caller) {
 Outputs outputs_from(const narrows_outputs* caller) {
   const narrows_outputs given = read_struct(caller, "out", kFirstOutputs);
   return {tensor_from("o", given.o), tensor_from("lse", given.lse)};
+}
+
+BackwardInputs backward_inputs_from(const narrows_backward_inputs* caller) {
+  const narrows_backward_inputs given = read_struct(caller, "in", kFirstBackwardInputs);
+  return {tensor_from("q", given.q),      tensor_from("k", given.k),     tensor_from("v", given.v),
+          tensor_from("o", given.o),      tensor_from("lse", given.lse), tensor_from("dout", given.dout),
+          tensor_from("dlse", given.dlse)};
+}
+
+Gradients gradients_from(const narrows_gradients* caller) {
+  const narrows_gradients given = read_struct(caller, "out", kFirstGradients);
+  return {tensor_from("dq", given.dq),           tensor_from("dk", given.dk),
+          tensor_from("dv", given.dv),           tensor_from("dbias", given.dbias),
+          tensor_from("dslopes", given.dslopes), tensor_from("dsinks", given.dsinks)};
+}
+
+std::vector<Outputs> parts_from(std::string_view argument, const narrows_outputs* caller, std::size_t count) {
+  std::vector<Outputs> parts;
+  if (count == 0) return parts;
+  if (!caller) refuse_value(argument, "NULL", "this argument is required");
+  const std::size_t size = struct_size_of(caller);
+  const auto* at = reinterpret_cast<const unsigned char*>(caller);
+  for (std::size_t part = 0; part < count; ++part, at += size) {
+    const std::string name = text(argument, "[", part, "]");
+    if (struct_size_of(at) != size)
+      refuse_value(name + ".struct_size", std::to_string(struct_size_of(at)), text("must be that of ", argument, "[0]"),
+                   std::to_string(size));
+    const narrows_outputs given = read_struct(reinterpret_cast<const narrows_outputs*>(at), name, kFirstOutputs);
+    parts.push_back({tensor_from(name + ".o", given.o), tensor_from(name + ".lse", given.lse)});
+  }
+  return parts;
+}
+
+Tensor optional_tensor_from(std::string_view argument, const narrows_tensor* caller) {
+  return caller ? tensor_from(argument, *caller) : Tensor{};
+}
+
+OwnedMergeGradients merge_gradients_from(const narrows_merge_gradients* caller, std::size_t count) {
+  const narrows_merge_gradients given = read_struct(caller, "out", kFirstMergeGradients);
+  OwnedMergeGradients owned;
+  if (given.parts) owned.parts = parts_from("out.parts", given.parts, count);
+  owned.gradients = {owned.parts, tensor_from("dsinks", given.dsinks)};
+  return owned;
 }
 
 }  // namespace narrows::boundary

@@ -1,4 +1,8 @@
+#include "api/explained.hpp"
 #include "core/error.hpp"
+#include "cpu/machine.hpp"
+#include "cpu/peak.hpp"
+#include "plan/plan.hpp"
 
 #include <narrows/narrows.hpp>
 
@@ -33,7 +37,34 @@ std::string column(std::string value, std::size_t width) {
   return value;
 }
 
+double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / static_cast<double>(bytes) : 0; }
+
 }  // namespace
+
+Explanation explained(const Call& call, std::string_view family) {
+  const Work cost = work(call);
+  const Machine machine = cpu::measured(cpu::machine());
+  Choice choice = choose(call.problem, cost, machine, family);
+  const Prediction three_kernel =
+      predict(cost.three_kernel_flops, cost.three_kernel_bytes, machine.flops_per_second, machine.bytes_per_second);
+  return {
+      .problem = call.problem.text(),
+      .family = std::string(choice.plan.family),
+      .plan = choice.plan.text(),
+      .refused = std::move(choice.refused),
+      .visible_pairs = cost.pairs,
+      .flops = cost.flops,
+      .fused_bytes = cost.fused_bytes,
+      .three_kernel_bytes = cost.three_kernel_bytes,
+      .fused_memory = choice.plan.workspace_bytes(),
+      .three_kernel_memory = cost.three_kernel_memory,
+      .fused_intensity = intensity(cost.flops, cost.fused_bytes),
+      .three_kernel_intensity = intensity(cost.three_kernel_flops, cost.three_kernel_bytes),
+      .predicted_seconds = choice.plan.prediction.seconds,
+      .three_kernel_seconds = three_kernel.seconds,
+      .limited_by = std::string(choice.plan.prediction.limited_by),
+  };
+}
 
 std::string Explanation::text() const {
   const auto row = [](std::string_view label, const std::string& fused, const std::string& three_kernel) {

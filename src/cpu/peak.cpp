@@ -110,26 +110,32 @@ double fma_rate(std::string_view instruction_set, int threads) {
       });
 }
 
-double read_rate(int threads) {
-  constexpr std::size_t kChunk = std::size_t{1} << 17;  // words: 1 MiB
+double read_rate(int threads) { return read_rate(threads, uncached_bytes()); }
+
+double read_rate(int threads, std::size_t bytes) {
+  constexpr std::size_t kLargestChunk = std::size_t{1} << 17;  // words: 1 MiB
   constexpr int kWindows = 3;
   struct Slice {
     std::unique_ptr<std::uint64_t[]> words;
     std::size_t next = 0;
   };
   const auto count = static_cast<std::size_t>(threads);
-  const std::size_t chunks = std::max<std::size_t>(uncached_bytes() / sizeof(std::uint64_t) / kChunk / count, 1);
+  const std::size_t words = std::max<std::size_t>(bytes / sizeof(std::uint64_t) / count, 1);
+  const std::size_t chunk = std::min(words, kLargestChunk), chunks = words / chunk;
+  const std::size_t passes = kLargestChunk / chunk;  // so that looking at the clock costs little
   std::vector<Slice> slices(count);
-  for (Slice& slice : slices) slice.words.reset(new std::uint64_t[chunks * kChunk]);
+  for (Slice& slice : slices) slice.words.reset(new std::uint64_t[chunks * chunk]);
   const auto touch = [&](int thread) {
-    std::memset(slices[static_cast<std::size_t>(thread)].words.get(), 1, chunks * kChunk * sizeof(std::uint64_t));
+    std::memset(slices[static_cast<std::size_t>(thread)].words.get(), 1, chunks * chunk * sizeof(std::uint64_t));
   };
   return best_rate(threads, kWindows, touch, [&](int thread) {
     Slice& slice = slices[static_cast<std::size_t>(thread)];
-    volatile std::uint64_t result = read(slice.words.get() + slice.next * kChunk, kChunk);
-    static_cast<void>(result);
+    for (std::size_t pass = 0; pass < passes; ++pass) {
+      volatile std::uint64_t result = read(slice.words.get() + slice.next * chunk, chunk);
+      static_cast<void>(result);
+    }
     slice.next = (slice.next + 1) % chunks;
-    return static_cast<double>(kChunk * sizeof(std::uint64_t));
+    return static_cast<double>(passes * chunk * sizeof(std::uint64_t));
   });
 }
 

@@ -73,6 +73,35 @@ static_assert(offsetof(narrows_outputs, struct_size) == 0);
 static_assert(offsetof(narrows_outputs, o) == 8);
 static_assert(offsetof(narrows_outputs, lse) == 120);
 
+static_assert(std::is_standard_layout_v<narrows_backward_inputs> &&
+              std::is_trivially_copyable_v<narrows_backward_inputs>);
+static_assert(sizeof(narrows_backward_inputs) == 792);
+static_assert(offsetof(narrows_backward_inputs, struct_size) == 0);
+static_assert(offsetof(narrows_backward_inputs, q) == 8);
+static_assert(offsetof(narrows_backward_inputs, k) == 120);
+static_assert(offsetof(narrows_backward_inputs, v) == 232);
+static_assert(offsetof(narrows_backward_inputs, o) == 344);
+static_assert(offsetof(narrows_backward_inputs, lse) == 456);
+static_assert(offsetof(narrows_backward_inputs, dout) == 568);
+static_assert(offsetof(narrows_backward_inputs, dlse) == 680);
+
+static_assert(std::is_standard_layout_v<narrows_gradients> && std::is_trivially_copyable_v<narrows_gradients>);
+static_assert(sizeof(narrows_gradients) == 680);
+static_assert(offsetof(narrows_gradients, struct_size) == 0);
+static_assert(offsetof(narrows_gradients, dq) == 8);
+static_assert(offsetof(narrows_gradients, dk) == 120);
+static_assert(offsetof(narrows_gradients, dv) == 232);
+static_assert(offsetof(narrows_gradients, dbias) == 344);
+static_assert(offsetof(narrows_gradients, dslopes) == 456);
+static_assert(offsetof(narrows_gradients, dsinks) == 568);
+
+static_assert(std::is_standard_layout_v<narrows_merge_gradients> &&
+              std::is_trivially_copyable_v<narrows_merge_gradients>);
+static_assert(sizeof(narrows_merge_gradients) == 128);
+static_assert(offsetof(narrows_merge_gradients, struct_size) == 0);
+static_assert(offsetof(narrows_merge_gradients, parts) == 8);
+static_assert(offsetof(narrows_merge_gradients, dsinks) == 16);
+
 static_assert(std::is_standard_layout_v<narrows_options> && std::is_trivially_copyable_v<narrows_options>);
 static_assert(sizeof(narrows_options) == 2736);
 static_assert(offsetof(narrows_options, struct_size) == 0);

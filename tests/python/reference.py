@@ -15,6 +15,10 @@ _spec.loader.exec_module(_vectors)
 # u of the contract's criterion, twice for 16 bits, where P is rounded as well as O.
 UNIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-21, "float64": 2.0**-49}
 
+RULES = ("scale", "softcap", "causal", "chunk", "dropout", "seed", "offset", "origin", "rotary_interleaved")
+# What changes how a result is computed, but no value.
+WAYS = ("threads", "family", "window", "num_splits", "deterministic", "batch_invariant", "workspace", "status", "check")
+
 
 def double(x):
     return np.asarray(x).astype(np.float64)
@@ -22,19 +26,26 @@ def double(x):
 
 def attention(q, k, v, **options):
     """(O, LSE) in double precision."""
+    results = run(q, k, v, **options)
+    return results["o"], results["lse"]
+
+
+def run(q, k, v, **options):
+    """o and lse, and k_after and v_after of a call that appends."""
     tensors = {"q": double(q), "k": double(k), "v": double(v)}
     rules = {}
     for name, value in options.items():
         if name == "window" and value is not None:
             rules[name] = tuple(-1 if side is None else side for side in value)
-        elif name in ("scale", "softcap", "causal", "chunk", "dropout", "seed", "offset", "origin"):
+        elif name in RULES:
             rules[name] = value
-        elif value is not None and name not in ("threads", "family", "window"):
+        elif value is not None and name not in WAYS:
             value = np.asarray(value)
             tensors[name] = double(value) if value.dtype.kind not in "iub" else value
     rules = {name: value for name, value in rules.items() if value is not None}
-    results = _vectors.run(tensors, rules)
-    return results["o"], results["lse"]
+    if "dropout" in rules:
+        rules = {"seed": 0, "offset": 0, **rules}
+    return _vectors.run(tensors, rules)
 
 
 def largest_logit(q, k, options):

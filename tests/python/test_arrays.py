@@ -131,12 +131,12 @@ def test_outputs_that_cannot_be_written_are_refused():
     o.flags.writeable = False
     with pytest.raises(ValueError) as error:
         narrows.attention(q, k, v, o=o)
-    assert str(error.value) == "o: read-only: results need memory that can be written"
+    assert str(error.value) == "o: read-only: must be memory that can be written"
     with pytest.raises(ValueError, match=r"^o: "):
         narrows.attention(q, k, v, o=np.lib.stride_tricks.as_strided(np.zeros(1, "f"), q.shape, (0, 0, 0, 0)))
     with pytest.raises(ValueError) as error:
         narrows.attention(q, k, v, o=Tensor(np.zeros_like(q), flags=1))
-    assert str(error.value) == "o: read-only: results need memory that can be written"
+    assert str(error.value) == "o: read-only: must be memory that can be written"
 
 
 @pytest.mark.parametrize("versioned", [True, False])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_doctests():
-    for module in (narrows, narrows._api):
+    for module in (narrows, narrows._api, narrows._backward, narrows._merge):
         result = doctest.testmod(module)
         assert result.failed == 0 and result.attempted > 0
 
@@ -36,11 +36,23 @@ def test_every_field_of_the_header_is_an_argument():
         for line in re.findall(r"^\s*[\w:<>]+ ([^;(]+);", fields, re.MULTILINE)
         for name in line.split(",")
     }
-    parameters = inspect.signature(narrows.attention).parameters
-    assert names and names | {"q", "k", "v", "o", "lse", "return_lse"} == set(parameters)
-    assert set(inspect.signature(narrows.explain).parameters) == set(parameters) - {"o", "lse", "return_lse"}
-    undocumented = [name for name in parameters if not re.search(rf"\b{name}\b", narrows.attention.__doc__)]
-    assert undocumented == []
+    own = {
+        narrows.attention: {"q", "k", "v", "o", "lse", "return_lse"},
+        narrows.attention_with_cache: {"q", "k_cache", "v_cache", "o", "lse", "return_lse"},
+        narrows.attention_backward: {"q", "k", "v", "o", "lse", "dout", "dlse", "wanted", *narrows.Gradients._fields},
+        **dict.fromkeys((narrows.explain, narrows.workspace_size, narrows.backward_workspace_size), {"q", "k", "v"}),
+    }
+    for function, arguments in own.items():
+        assert names and names | arguments == set(inspect.signature(function).parameters)
+    explained = narrows.attention.__doc__ + narrows.attention_with_cache.__doc__
+    assert [name for name in names if not re.search(rf"\b{name}\b", explained)] == []
+    for function in (narrows.attention, narrows.attention_with_cache, narrows.attention_backward):
+        assert [name for name in own[function] if not re.search(rf"\b{name}\b", function.__doc__)] == []
+
+
+def test_every_function_has_help():
+    functions = [x for x in map(narrows.__dict__.get, narrows.__all__) if inspect.isfunction(x)]
+    assert len(functions) == 9 and all(function.__doc__ for function in functions)
 
 
 def test_info():

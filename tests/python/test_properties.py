@@ -2,9 +2,12 @@
 
 import ml_dtypes
 import numpy as np
+from gradients import formula
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference import check
+from reference import check, double
+
+import narrows
 
 SETTINGS = settings(
     max_examples=150,
@@ -88,3 +91,29 @@ def test_varlen(data):
     longest_q, longest_k = (max(part) for part in zip(*lengths))
     options = draw(rules(len(lengths), h, longest_q, longest_k))
     check(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+
+
+@settings(SETTINGS, max_examples=60)
+@given(data=st.data())
+def test_gradients(data):
+    draw = data.draw
+    b, sq, sk, hk = draw(st.integers(1, 3)), draw(LENGTH), draw(LENGTH), draw(st.integers(1, 2))
+    h, d, dv = hk * draw(st.integers(1, 3)), draw(st.integers(1, 24)), draw(st.integers(1, 24))
+    random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    q, k, v = (laid_out(draw, shape, np.float64, random) for shape in [(b, sq, h, d), (b, sk, hk, d), (b, sk, hk, dv)])
+    options = draw(rules(b, h, sq, sk))
+    options.pop("shift", None)
+    if draw(st.booleans()):
+        options.update(dropout=draw(st.floats(0.1, 0.9)), seed=draw(st.integers(0, (1 << 64) - 1)))
+    o, lse = narrows.attention(q, k, v, return_lse=True, **options)
+    dout = laid_out(draw, o.shape, np.float64, random)
+    dlse = random.standard_normal(lse.shape) if draw(st.booleans()) else None
+    memory = {name: laid_out(draw, x.shape, np.float64, random) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+    for x in memory.values():
+        x[...] = np.nan
+    got = narrows.attention_backward(dout, q, k, v, o, lse, dlse, **memory, **options)
+    for name, want in formula(dout, q, k, v, dlse, **options).items():
+        # bias and slopes of the rules are float32
+        limit = (1e-10 if getattr(got, name).dtype == np.float64 else 1e-5) * max(1, np.abs(want).max(initial=0))
+        off = np.abs(double(getattr(got, name)) - want)
+        assert (off <= limit).all(), f"{name} is off by {off.max()}"

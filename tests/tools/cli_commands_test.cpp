@@ -41,6 +41,20 @@ TEST(CliExplain, counts_from_shapes) {
               "forward fp32 cpu b=1 h=1 hk=1 sq=3 sk=3 d=8 bias mask");
 }
 
+TEST(CliExplain, counts_gradients) {
+  const Json object = explained({"--sq", "4", "--d", "8", "--dv", "4", "--h", "2", "--hk", "1", "--backward"});
+  EXPECT_EQ(object["problem"], "backward fp32 cpu b=1 h=2 hk=1 sq=4 sk=4 d=8 dv=4");
+  EXPECT_EQ(object["visible_pairs"], 32);
+  EXPECT_EQ(object["flops"], 2.0 * (3 * 8 + 2 * 4) * 32);
+  EXPECT_EQ(object["three_kernel_memory"], 3 * 32 * 4);  // P, dP and dS
+  EXPECT_EQ(object["fused_bytes"], 4 * (2 * 64 + 2 * 4 * (8 + 4) + 2 * 32) + 4 * 8);
+  EXPECT_EQ(object["family"], "cpu");
+  const Outcome file = narrows({"explain", minilm(), "--backward", "--json"});
+  EXPECT_EQ(file.code, 0) << file.err;
+  ASSERT_EQ(file.objects().size(), 2U);
+  EXPECT_EQ(file.objects()[0]["flops"], 2.0 * 5 * 32 * 2 * 12 * 209 * 209);
+}
+
 TEST(CliExplain, takes_the_calls_of_a_file) {
   const Outcome outcome = narrows({"explain", minilm(), "--json", "--ignore", "layer0.o,layer5.o"});
   EXPECT_EQ(outcome.code, 0);
@@ -86,8 +100,9 @@ TEST(CliInfo, names_instruction_sets_families_and_variables) {
 }
 
 TEST(CliBench, prints_the_row_format_of_every_measurement) {
-  const Outcome outcome = narrows({"bench", "--sq", "16", "--d", "8", "--dv", "4", "--h", "2", "--hk", "1", "--dtype",
-                                   "fp32,bf16", "--causal", "true", "--threads", "1", "--json"});
+  const Outcome outcome =
+      narrows({"bench", "--op", "forward", "--sq",    "16",        "--d",      "8",    "--dv",      "4", "--h",
+               "2",     "--hk", "1",       "--dtype", "fp32,bf16", "--causal", "true", "--threads", "1", "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
   ASSERT_EQ(outcome.objects().size(), 2U);
@@ -111,9 +126,45 @@ TEST(CliBench, prints_the_row_format_of_every_measurement) {
   EXPECT_EQ(outcome.objects()[1]["dtype"], "bf16");
 }
 
+TEST(CliBench, measures_backward_and_decode) {
+  const Outcome outcome = narrows({"bench",   "--op",      "backward,decode",
+                                   "--sq",    "16",        "--sk",
+                                   "32",      "--d",       "8",
+                                   "--dv",    "4",         "--h",
+                                   "4",       "--b",       "2",
+                                   "--dtype", "fp32",      "--causal",
+                                   "true",    "--threads", "1",
+                                   "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.objects().size(), 2U);
+  const Json backward = outcome.objects()[0], decode = outcome.objects()[1];
+  EXPECT_EQ(backward["op"], "backward");
+  EXPECT_EQ(backward["hk"], 4);
+  const double flops = 2.0 * (3 * 8 + 2 * 4) * 2 * 4 * 16 * 32 / 2;
+  EXPECT_NEAR(backward["tflops"].get<double>() * backward["ms"].get<double>() * 1e9 / flops, 1, 1e-9);
+  EXPECT_EQ(decode["op"], "decode");
+  EXPECT_EQ(decode["hk"], 1);
+  EXPECT_FALSE(decode.contains("tflops"));
+  const double bytes = 4.0 * 2 * (32 * 1 + 16 * 4) * (8 + 4);
+  EXPECT_NEAR(decode["gbps"].get<double>() * decode["ms"].get<double>() * 1e6 / bytes, 1, 1e-9);
+  EXPECT_NEAR(decode["fraction"].get<double>(), decode["gbps"].get<double>() / decode["peak"].get<double>(), 1e-12);
+}
+
+TEST(CliBench, a_row_of_decode_is_one_query_and_a_long_cache) {
+  const Outcome outcome =
+      narrows({"bench", "--op", "decode", "--d", "8", "--sk", "64", "--dtype", "bf16", "--threads", "1", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.objects().size(), 1U);
+  const Json row = outcome.objects()[0];
+  EXPECT_EQ(row["sq"], 1);
+  EXPECT_EQ(row["h"], 32);
+  EXPECT_EQ(row["hk"], 8);
+  EXPECT_EQ(row["causal"], false);
+}
+
 TEST(CliBench, text_has_a_heading_and_a_line_for_each_row) {
-  const Outcome outcome = narrows(
-      {"bench", "--sq", "16,32", "--d", "8", "--h", "1", "--dtype", "fp32", "--causal", "false", "--threads", "1"});
+  const Outcome outcome = narrows({"bench", "--op", "forward", "--sq", "16,32", "--d", "8", "--h", "1", "--dtype",
+                                   "fp32", "--causal", "false", "--threads", "1"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 3);
   EXPECT_THAT(outcome.out, testing::StartsWith("op       family dtype"));
@@ -142,7 +193,11 @@ TEST(CliHelp, teaches) {
                              "--layout",          "--dtype",
                              "--output",          "--check",
                              "--repeat",          "--json",
-                             "--ignore",          "--progress"})
+                             "--ignore",          "--progress",
+                             "--backward",        "--dout-seed",
+                             "--cache-seqlens",   "--cache-batch-idx",
+                             "--leftpad",         "--rotary-base",
+                             "--cu-seqlens-k-new"})
     EXPECT_THAT(run.out, HasSubstr(option));
   EXPECT_EQ(narrows({"--version"}).out, "narrows " + std::string(version()) + "\n");
 }

@@ -1,0 +1,48 @@
+// A call of files that is ready to run: what it writes has memory, and caches that grow are copies.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/work.hpp"
+#include "cpu/criterion.hpp"
+#include "tools/calls.hpp"
+#include "tools/report.hpp"
+
+namespace narrows::cli {
+
+/// A tensor that a call writes, and the array over the same memory, in the file's order of axes.
+struct Result {
+  std::string name;
+  Tensor tensor;
+  files::Array array;
+};
+
+struct Job {
+  FileCall call;
+  Problem problem;
+  Work work;
+  bool backward = false;
+  std::vector<Result> results;  // forward: o, lse, and k, v if it appends; backward: the gradients
+  std::vector<Result> saved;    // backward: o, lse that forward wrote, and dout where no file has it
+
+  std::string label() const { return call.prefix.empty() ? "" : call.prefix + ": "; }
+  /// Computes once and answers the time it took. A forward that appends writes the same slots each time.
+  double seconds() const;
+  std::vector<Verdict> check() const;
+  std::vector<Difference> differences() const;  // from the files' own results
+};
+
+/// Errors carry the call's prefix. A backward job has run forward.
+Job prepared(FileCall call, const Reading& reading);
+
+/// body(), its errors in the name of a call.
+template <class Body> auto in_the_name_of(const std::string& label, Body body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    throw Error(error.code(), label + error.what());
+  }
+}
+
+}  // namespace narrows::cli
