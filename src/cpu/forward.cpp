@@ -144,6 +144,11 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   // Without results a batch needs no memory, and may be too large to walk through.
   if (!problem.appends && (problem.query_rows == 0 || problem.heads == 0)) return;
   ForwardCall<T> call = make_forward_call<T>(problem, plan, buffers);
+  if (problem.heads == 0 || problem.query_rows == 0) {
+    // Without results a batch needs no memory, and may be too large to walk through.
+    if (problem.appends) append_keys(problem, buffers, call.kernels, plan.threads);
+    return;
+  }
   Arena arena(plan, buffers.workspace);
   KvHead* const room = lay_out(call, plan, arena);
   if (problem.appends) append_keys(problem, buffers, call.kernels, plan.threads);

@@ -27,16 +27,10 @@ constexpr std::array kTiles{
 
 constexpr double kFlopsForThreads = 4e6;  // below, handing out work costs more than it saves
 
-std::string unsupported(const Problem& problem) {
-  if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
-  if (problem.head_dim > 512) return text("head dim ", problem.head_dim, " is above 512");
-  return {};
-}
-
 }  // namespace
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
-  if (Refusal reason = unsupported(problem); !reason.empty()) return reason;
+  if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
   const DType accumulate = accumulator(problem.dtype);
   const auto tiles = std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& row) {
     return row.instruction_set == machine.instruction_set && row.accumulator == accumulate;
