@@ -8,12 +8,14 @@ VENV_PYTHON := build/venv/bin/python
 # WERROR=1 turns warnings in our code into errors, as CI does.
 CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
 
-.PHONY: help demo test test-cpp test-python sanitize asan fuzz bench format format-check clean cli
+.PHONY: help demo test test-cpp test-python sanitize asan tsan mutations fuzz bench format format-check clean cli
 
 help:
 	@echo "make demo          build the command and run it on the example of a real model"
 	@echo "make test          build and run all tests: C++, then Python in build/venv"
 	@echo "make sanitize      the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (clang)"
+	@echo "make tsan          the C++ tests in which threads meet, under ThreadSanitizer"
+	@echo "make mutations     put known defects into the library, one at a time, and expect its tests to fail"
 	@echo "make fuzz          replay the fuzzing corpus, then search FUZZ_SECONDS=20 for each target (clang)"
 	@echo "make bench         measure and print the table of benchmarks"
 	@echo "make format        format the C++ files; make format-check only examines them"
@@ -68,6 +70,20 @@ sanitize: asan
 	@mkdir -p build/results
 	NARROWS_TEST_SMALL=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  ctest --preset asan -j $(JOBS) --output-junit "$(CURDIR)/build/results/sanitize.xml"
+
+# Only the tests in which threads meet: compiling all of them costs minutes.
+tsan:
+	@scripts/install-dependencies test
+	cmake --preset tsan -DNARROWS_BUILD_TOOLS=OFF -DNARROWS_BUILD_BENCH=OFF $(CONFIGURE_FLAGS)
+	cmake --build --preset tsan --target narrows_thread_tests -j $(JOBS)
+	@mkdir -p build/results
+	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"
+
+mutations:
+	@scripts/install-dependencies test
+	cmake --preset release -DNARROWS_BUILD_TESTS=ON $(CONFIGURE_FLAGS)
+	cmake --build --preset release --target narrows_tests -j $(JOBS)
+	python3 -B tests/mutations/run.py . build/release --jobs $(JOBS)
 
 fuzz: asan
 	cmake --build --preset asan --target narrows_fuzzers -j $(JOBS)

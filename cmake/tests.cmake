@@ -21,6 +21,14 @@ if(narrows_test_sources)
     target_compile_definitions(narrows_tests PRIVATE NARROWS_CLI="$<TARGET_FILE:narrows_cli>")
   endif()
   gtest_discover_tests(narrows_tests DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+
+  # The tests in which threads meet, for ThreadSanitizer: `make tsan`.
+  set(narrows_thread_test_sources ${narrows_test_sources})
+  list(FILTER narrows_thread_test_sources INCLUDE REGEX "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$")
+  add_executable(narrows_thread_tests EXCLUDE_FROM_ALL ${narrows_thread_test_sources})
+  narrows_own_code(narrows_thread_tests)
+  target_include_directories(narrows_thread_tests PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(narrows_thread_tests PRIVATE narrows_objects GTest::gmock GTest::gtest_main)
 endif()
 
 if(Python3_FOUND)

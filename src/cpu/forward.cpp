@@ -141,6 +141,7 @@ template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave
 }
 
 template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  // Without results a batch needs no memory, and may be too large to walk through.
   if (!problem.appends && (problem.query_rows == 0 || problem.heads == 0)) return;
   ForwardCall<T> call = make_forward_call<T>(problem, plan, buffers);
   if (problem.heads == 0 || problem.query_rows == 0) {

@@ -306,25 +306,5 @@ TEST(CpuBackward, zero_sizes) {
   }
 }
 
-TEST(CpuBackward, K01_bits_do_not_depend_on_threads_or_repetition) {
-  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64}) {
-    BackwardCase c({.b = 2, .sq = 90, .sk = 200, .h = 4, .hk = 2, .d = 24, .dv = 16}, dtype);
-    c.with_bias({1, 4, 1, 200}).with_slopes({4}).with_sinks({0, 1, 2, 3}).with_dlse().with_dropout(0.2);
-    c.options.causal = Causal::bottom_right;
-    c.forward_by_oracle();
-    c.run({.threads = 1});
-    std::vector<Array> first;
-    for (const Array* array : c.results()) first.push_back(*array);
-    for (const int threads : {1, 2, 5}) {
-      c.run({.threads = threads});
-      for (std::size_t x = 0; x < first.size(); ++x)
-        EXPECT_TRUE(c.results()[x]->same_bits(first[x])) << threads << " " << x;
-    }
-    // How many heads are in scratch together changes nothing either, nor do the blocks of query rows.
-    c.run({.threads = 2, .query_block = 48, .heads_at_once = 1});
-    for (const std::size_t x : {0, 1, 2}) EXPECT_TRUE(c.results()[x]->same_bits(first[x])) << x;
-  }
-}
-
 }  // namespace
 }  // namespace narrows::test

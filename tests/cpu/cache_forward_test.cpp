@@ -211,6 +211,19 @@ TEST(CpuCache, H09_steps_of_decoding_with_splits_are_never_nan) {
   }
 }
 
+TEST(CpuCache, without_queries_new_keys_are_appended_all_the_same) {
+  Attention a({2, 0, 9, 2, 1, 8, 8});
+  const Array filled = int32_array({3, 7}), fresh = Array(DType::fp32, {2, 2, 1, 8}).fill_gaussian(5);
+  a.options.cache_seqlens = filled;
+  a.options.k_new = a.options.v_new = fresh;
+  forward(a.in(), a.out(), a.options);
+  fresh.for_each([&](const Dims& at) {
+    const Dims place{at[0], static_cast<std::int64_t>(filled[{at[0]}]) + at[1], at[2], at[3]};
+    EXPECT_EQ(a.k[place], fresh[at]);
+    EXPECT_EQ(a.v[place], fresh[at]);
+  });
+}
+
 TEST(CpuCache, H10_splits_agree_with_the_whole) {
   Attention a({1, 1, 4096, 16, 8, 128, 128}, DType::bf16);
   const Array filled = int32_array({4096});

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/sanitizer.hpp"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -117,18 +119,8 @@ TEST(CpuPool, a_body_that_throws_reaches_the_caller_and_leaves_the_pool_usable) 
   }
 }
 
-#if defined(__SANITIZE_THREAD__)
-#define NARROWS_TEST_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define NARROWS_TEST_TSAN 1
-#endif
-#endif
-
 TEST(CpuPool, a_forked_child_makes_its_own_threads) {
-#ifdef NARROWS_TEST_TSAN
-  GTEST_SKIP() << "ThreadSanitizer does not support threads started after a fork of a threaded process";
-#endif
+  if (test::kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer ends a child that starts threads";
   parallel_for(4, 2, [](std::int64_t, int) {});
   const pid_t child = fork();
   ASSERT_GE(child, 0);

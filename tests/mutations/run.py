@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""run.py ROOT BUILD [NAME...]: puts each defect of defects.json into the library and expects its tests to fail.
+
+ROOT is the source tree, BUILD a build of it, by make or ninja, that holds narrows_tests. The tree is never written: a defect is a
+copy of one file in a folder that the include path names first, its units are compiled into a scratch folder and linked
+before everything else. Without names: all defects. One line a defect, then `N passed, N failed`; a defect that no test
+catches, that does not compile, or whose text is no longer there has failed.
+
+An inline function of a header also lives in the test objects, without the defect. The linker keeps the first copy that it
+meets, so the units with the defect come first on its line; but a call that the compiler put in place inside a test stays as
+it was. The tests of a header by itself, tests/shared, are therefore no witnesses here.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TIMEOUT = 60  # seconds; tests that hang have noticed something
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+class Library:
+    """What the build knows about the library's units and the test binary."""
+
+    def __init__(self, root, build):
+        self.root, self.build = root, build
+        commands = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+        source = root / "src"
+        self.commands = {}
+        for entry in commands:
+            file = Path(entry["file"])
+            if file.is_relative_to(source) and "narrows_objects.dir" in entry["command"]:
+                self.commands[file.relative_to(root).as_posix()] = (shlex.split(entry["command"]), entry["directory"])
+        self.link = link_command(build)
+        self.includes = {
+            file.relative_to(root).as_posix(): {f"src/{name}" for name in INCLUDE.findall(file.read_text(encoding="utf-8"))}
+            for file in source.rglob("*.[hc]*")
+        }
+
+    def units_of(self, file):
+        """The CPU backend's units that include the file, also through another one."""
+        reached, news = {file}, {file}
+        while news:
+            news = {name for name, included in self.includes.items() if included & news} - reached
+            reached |= news
+        return sorted(unit for unit in reached if unit in self.commands and unit.startswith("src/cpu/"))
+
+    def compile(self, unit, overlay, target):
+        command, directory = self.commands[unit]
+        command = list(command)
+        command[command.index("-o") + 1] = str(target)
+        copy = overlay / unit
+        if copy.exists():
+            command[command.index("-c") + 1] = str(copy)
+        first_option = next(place for place, word in enumerate(command) if word.startswith("-"))
+        command[first_option:first_option] = [f"-I{overlay / 'src'}"]
+        return run([*command, "-w"], directory)
+
+    def link_tests(self, objects, target):
+        command = list(self.link)
+        command[command.index("-o") + 1] = str(target)
+        first = next(place for place, word in enumerate(command) if word.endswith(".o"))
+        command[first:first] = map(str, objects)
+        return run(command, self.build)
+
+
+def link_command(build):
+    text = build / "CMakeFiles/narrows_tests.dir/link.txt"
+    if text.exists():
+        return shlex.split(text.read_text(encoding="utf-8"))
+    commands = subprocess.run(["ninja", "-t", "commands", "narrows_tests"], cwd=build, stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+    # `: && c++ ... && :`, so that CMake can add steps before and after.
+    return shlex.split(commands.splitlines()[-1].split("&&")[1])
+
+
+def run(command, directory, timeout=None):
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", stdin=subprocess.DEVNULL, timeout=timeout, check=False)
+    return done.returncode, done.stdout
+
+
+def run_tests(binary, directory, tests):
+    """Stops at the first failure. What happened, and the text."""
+    try:
+        code, text = run([str(binary), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"], directory, TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return "timeout", f"more than {TIMEOUT} s"
+    if code != 0:
+        return "failed", text
+    ran = re.search(r"^\[==========\] (\d+) tests? from", text, re.MULTILINE)
+    return ("passed" if ran and int(ran[1]) > 0 else "no tests"), text
+
+
+def first_failure(text):
+    failure = re.search(r"^\[  FAILED  \] ([\w/.]+)", text, re.MULTILINE)
+    return failure[1] if failure else text.strip().splitlines()[-1] if text.strip() else "killed"
+
+
+def try_defect(library, defect, scratch):
+    """(caught, text)"""
+    file = library.root / defect["file"]
+    source = file.read_text(encoding="utf-8")
+    if source.count(defect["find"]) != 1:
+        return False, f"its text occurs {source.count(defect['find'])} times in {defect['file']}, not once"
+    units = library.units_of(defect["file"])
+    if "units" in defect:
+        strange = set(defect["units"]) - set(units)
+        if strange:
+            return False, f"{', '.join(strange)}: no units of this file"
+        units = defect["units"]
+    overlay = scratch / "overlay"
+    copy = overlay / defect["file"]
+    copy.parent.mkdir(parents=True)
+    copy.write_text(source.replace(defect["find"], defect["replace"]), encoding="utf-8")
+    objects = []
+    for number, unit in enumerate(units):
+        objects.append(scratch / f"{number}.o")
+        code, text = library.compile(unit, overlay, objects[-1])
+        if code != 0:
+            return False, f"{unit} does not compile\n{text}"
+    binary = scratch / "tests"
+    code, text = library.link_tests(objects, binary)
+    if code != 0:
+        return False, f"does not link\n{text}"
+    outcome, text = run_tests(binary, scratch, defect["tests"])
+    if outcome == "failed":
+        return True, f"caught by {first_failure(text)}"
+    if outcome == "timeout":
+        return True, f"caught: {text}"
+    return False, f"SURVIVED {defect['tests']}"
+
+
+def try_and_time(library, defect):
+    started = time.monotonic()
+    scratch = Path(tempfile.mkdtemp(prefix="narrows-mutation-"))
+    try:
+        caught, text = try_defect(library, defect, scratch)
+    finally:
+        shutil.rmtree(scratch)
+    return defect["name"], caught, text, time.monotonic() - started
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("root", type=Path)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    library = Library(arguments.root.resolve(), arguments.build.resolve())
+    table = json.loads(Path(__file__).with_name("defects.json").read_text(encoding="utf-8"))
+    defects = [defect for defect in table if not arguments.names or defect["name"] in arguments.names]
+
+    # Tests that fail anyway, or that are no longer there, would prove nothing.
+    for tests in sorted({defect["tests"] for defect in defects}):
+        outcome, text = run_tests(library.build / "narrows_tests", library.build, tests)
+        if outcome != "passed":
+            print(f"{tests}: {outcome} without any defect\n{text}")
+            return 1
+
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        jobs = [pool.submit(try_and_time, library, defect) for defect in defects]
+        for job in concurrent.futures.as_completed(jobs):
+            name, caught, text, seconds = job.result()
+            failed += not caught
+            print(f"{'ok  ' if caught else 'FAIL'} {name} ({seconds:.1f} s): {text}", flush=True)
+    print(f"{len(defects) - failed} passed, {failed} failed")
+    return 1 if failed or not defects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
