@@ -54,10 +54,10 @@ i64 batch_of(const Inputs& in, const Options& options, QueryForm form) {
 }
 
 void check_head_dims(i64 head_dim, i64 value_dim) {
-  if ((head_dim < 1 || head_dim > 512) && head_dim != 576)
+  if ((head_dim < 1 || head_dim > 512) && head_dim != kMostHeadDim)
     refuse_value("q", text("head dim ", head_dim), "must be in [1, 512], or 576",
                  to_text(std::clamp<i64>(head_dim, 1, 512)));
-  if (value_dim < 1 || value_dim > 512)
+  if (value_dim < 1 || value_dim > kMostValueDim)
     refuse_value("v", text("head dim ", value_dim), "must be in [1, 512]", to_text(std::clamp<i64>(value_dim, 1, 512)));
 }
 

@@ -33,6 +33,7 @@ struct Rules {
 };
 
 /// One sequence of the batch. Key j lies in slot first_key + j of its row of k and v (or of its pages).
+inline constexpr i64 kMostHeadDim = 576, kMostValueDim = 512;
 inline constexpr i64 kMostRows = i64{1} << 40;  // of a sequence; keeps every position far from overflow
 
 struct Sequence {

@@ -10,8 +10,6 @@
 namespace narrows::cpu {
 namespace {
 
-constexpr std::size_t kMostHeadDim = 512;
-
 /// Bits as they are. Both views have the same dtype.
 void copy_row(const std::byte* from, const View& source, std::byte* to, const View& target, i64 first, i64 count) {
   const std::size_t item = item_size(source.dtype);

@@ -15,7 +15,7 @@ namespace narrows::cpu {
 namespace {
 
 constexpr i64 kRowsOfTask = 256;
-template <class T> constexpr std::array<T, 576> kZeros{};
+template <class T> constexpr std::array<T, kMostHeadDim> kZeros{};
 
 template <class T>
 BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, const Buffers& buffers, Arena& arena) {

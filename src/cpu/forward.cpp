@@ -2,6 +2,7 @@
 
 #include "cpu/append.hpp"
 #include "cpu/arena.hpp"
+#include "cpu/blank_rows.hpp"
 #include "cpu/dropout.hpp"
 #include "cpu/pool.hpp"
 #include "cpu/query_block.hpp"
@@ -48,27 +49,19 @@ template <class T> KvHead* lay_out(ForwardCall<T>& call, const Plan& plan, Arena
   return heads;
 }
 
-/// Query rows that belong to no sequence or lie beyond its used rows: dense those after sequence b's, varlen those between it
-/// and the one before.
-Range blank_rows(const Problem& problem, const Buffers& buffers, i64 b) {
-  const auto end_of = [&](i64 index) {
-    const Sequence lengths = sequence(problem, buffers, index);
-    return lengths.first_query + lengths.queries;
-  };
-  if (problem.query_form == QueryForm::dense) return {end_of(b), problem.query_rows};
-  const i64 begin = b > 0 ? end_of(b - 1) : 0;
-  return {begin, b < problem.batch ? i64{buffers.cu_seqlens_q[b]} : problem.query_rows};
-}
-
 template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads) {
   const Problem& problem = call.problem;
   const View &o = call.buffers.o, &lse = call.buffers.lse;
   const bool varlen = problem.query_form == QueryForm::varlen;
   if (!varlen && !call.buffers.seqused_q) return;
-  static constexpr std::array<T, 512> kZeros{};
+  static constexpr std::array<T, kMostValueDim> kZeros{};
   const T empty = -kInfinity<T>;
+  const auto used = [&](i64 b) {
+    const Sequence lengths = sequence(problem, call.buffers, b);
+    return Range{lengths.first_query, lengths.first_query + lengths.queries};
+  };
   parallel_for(problem.batch + (varlen ? 1 : 0), threads, [&](i64 b, int) {
-    const Range rows = blank_rows(problem, call.buffers, b);
+    const Range rows = blank_rows(varlen, problem.batch, problem.query_rows, b, used);
     for (i64 i = rows.begin; i < rows.end; ++i)
       for (i64 h = 0; h < problem.heads; ++h) {
         const i64 batch = varlen ? 0 : b;

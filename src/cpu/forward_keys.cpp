@@ -11,8 +11,6 @@
 namespace narrows::cpu {
 namespace {
 
-constexpr std::size_t kMostValueDim = 512;
-
 template <class T> i64 keys_of_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile) {
   const i64 left = head.sequence.keys - tile * call.key_block;
   return round_up(std::min(left, call.key_block), call.kernels.columns);

@@ -9,7 +9,7 @@
 
 namespace narrows::cpu {
 
-inline constexpr std::size_t kMostRotaryPairs = 256;  // of head dim 512
+inline constexpr std::size_t kMostRotaryPairs = kMostHeadDim / 2;
 
 /// Turns the first 2 * pairs elements of the row by the tables' angles for `position`.
 template <class T>
