@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -67,6 +70,29 @@ template <class Visit> void each_element(const Tensor& tensor, Visit visit) {
     while (axis > 0 && ++index[axis - 1] == tensor.shape[axis - 1]) index[--axis] = 0;
     if (axis == 0) return;
   }
+}
+
+/// Small numbers of the tensor's type; a quarter of all states gives infinities, NaN and other bytes too.
+inline void fill_elements(const Tensor& tensor, std::uint64_t state) {
+  const bool wild = state % 4 == 3;
+  const auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u, state >> 33; };
+  constexpr std::array<std::uint16_t, 8> kHalves{0x0000, 0x3C00, 0xBC00, 0x3800, 0x4200, 0xFC00, 0x7E00, 0x8000};
+  constexpr std::array<float, 8> kFloats{0, 1, -1, 0.5F, 3, -std::numeric_limits<float>::infinity(), 1e30F, -0.0F};
+  each_element(tensor, [&](std::byte* element) {
+    const std::uint64_t bits = next();
+    const std::size_t chosen = bits % (wild ? 8 : 5);
+    const double real = static_cast<double>(kFloats[chosen]);
+    const std::uint32_t brain = std::bit_cast<std::uint32_t>(kFloats[chosen]) >> 16;
+    const auto small = static_cast<std::int32_t>(bits % 8);
+    switch (tensor.dtype) {
+      case DType::fp16: std::memcpy(element, &kHalves[chosen], 2); break;
+      case DType::bf16: std::memcpy(element, &brain, 2); break;
+      case DType::fp32: std::memcpy(element, &kFloats[chosen], 4); break;
+      case DType::fp64: std::memcpy(element, &real, 8); break;
+      case DType::int32: std::memcpy(element, &small, 4); break;
+      default: *element = static_cast<std::byte>(wild ? bits : bits % 2);
+    }
+  });
 }
 
 }  // namespace narrows::fuzz

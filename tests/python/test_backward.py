@@ -292,6 +292,16 @@ def test_array_api_library_gets_its_own_arrays_back():
         np.testing.assert_array_equal(np.asarray(getattr(got, name)), getattr(want, name))
 
 
+def test_each_gradient_is_of_the_kind_of_its_own_array():
+    xp = pytest.importorskip("array_api_strict", reason="array_api_strict is not installed")
+    (q, k, v), sinks = inputs(), [0.5, 0, 1, -1.0]
+    dout, o, lse, _ = results_of(q, k, v, sinks=sinks)
+    mixed = narrows.attention_backward(dout, q, xp.asarray(k), v, o, lse, sinks=xp.asarray(sinks))
+    kinds = [type(x) for x in (mixed.dq, mixed.dk, mixed.dv, mixed.dsinks)]
+    assert kinds == [np.ndarray, type(xp.asarray(k)), np.ndarray, type(xp.asarray(k))]
+    assert type(narrows.attention_backward(dout, q, k, v, o, lse, sinks=sinks).dsinks) is np.ndarray
+
+
 def test_torch_autograd_agrees():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     q, k, v = (torch.from_numpy(x).double().requires_grad_() for x in inputs(h=4, hk=4))
