@@ -83,7 +83,7 @@ void check_dropout(Call& call, const Options& options, bool needs_data) {
                  to_text(saturating_add(origin.h, problem.heads)));
   problem.rules.dropout = p;
   problem.rules.origin = origin;
-  if (p == 0) return;  // no Philox counter is made
+  if (p == 0) return;                  // no Philox counter is made
   constexpr i64 kWord = i64{1} << 32;  // of a Philox counter
   i64 last_row = 0;
   if (__builtin_add_overflow(origin.b, problem.batch, &last_row) ||
