@@ -31,14 +31,14 @@ bench: cli
 
 cli:
 	@scripts/install-dependencies build
-	@test -f build/release/CMakeCache.txt || cmake --preset release -DNARROWS_BUILD_TESTS=OFF -DNARROWS_BUILD_BENCH=OFF
+	@test -f build/release/CMakeCache.txt || cmake --preset release -DNARROWS_BUILD_TESTS=OFF
 	@cmake --build --preset release --target narrows_cli -j $(JOBS)
 
 test: test-cpp test-python
 
 test-cpp:
 	@scripts/install-dependencies test
-	cmake --preset release -DNARROWS_BUILD_TESTS=ON -DNARROWS_BUILD_BENCH=ON $(CONFIGURE_FLAGS)
+	cmake --preset release -DNARROWS_BUILD_TESTS=ON $(CONFIGURE_FLAGS)
 	cmake --build --preset release -j $(JOBS)
 	@mkdir -p build/results
 	ctest --preset release -j $(JOBS) --output-junit "$(CURDIR)/build/results/ctest.xml"
@@ -74,7 +74,7 @@ sanitize: asan
 # Only the tests in which threads meet: compiling all of them costs minutes.
 tsan:
 	@scripts/install-dependencies test
-	cmake --preset tsan -DNARROWS_BUILD_TOOLS=OFF -DNARROWS_BUILD_BENCH=OFF $(CONFIGURE_FLAGS)
+	cmake --preset tsan -DNARROWS_BUILD_TOOLS=OFF $(CONFIGURE_FLAGS)
 	cmake --build --preset tsan --target narrows_thread_tests -j $(JOBS)
 	@mkdir -p build/results
 	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"

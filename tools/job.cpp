@@ -124,7 +124,6 @@ void prepare_backward(Job& job, const Reading& reading) {
   const Call call = make_backward(backward_inputs(job), gradients_of(job.results), job.call.options);
   job.problem = call.problem;
   job.work = work(call);
-  forward(job.call.in, outputs_of(job.saved), job.call.options);
 }
 
 const Tensor& ours(const Job& job, std::string_view name) {
@@ -200,6 +199,10 @@ Job prepared(FileCall call, const Reading& reading) {
     check_own(job);
   });
   return job;
+}
+
+void save_forward(const Job& job) {
+  if (job.backward) in_the_name_of(job.label(), [&] { forward(job.call.in, outputs_of(job.saved), job.call.options); });
 }
 
 }  // namespace narrows::cli

@@ -33,8 +33,10 @@ struct Job {
   std::vector<Difference> differences() const;  // from the files' own results
 };
 
-/// Errors carry the call's prefix. A backward job has run forward.
+/// Checked, nothing computed. Errors carry the call's prefix.
 Job prepared(FileCall call, const Reading& reading);
+/// What a backward job reads besides its file: o and lse.
+void save_forward(const Job& job);
 
 /// body(), its errors in the name of a call.
 template <class Body> auto in_the_name_of(const std::string& label, Body body) {

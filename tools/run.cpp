@@ -94,6 +94,7 @@ int run(Run& run) {
 
   bool passed = true;
   for (const Job& job : jobs) {
+    save_forward(job);
     const Report report = report_on(job, run);
     passed = passed && report.passed();
     if (run.json)

@@ -214,7 +214,7 @@ typedef struct narrows_explanation {
   const char* text;       /* everything, for people */
   int64_t visible_pairs;  /* (query, key, head) triples that are computed by definition */
   double flops;
-  int64_t fused_bytes;        /* compulsory traffic: each of q, k, v, o, lse once */
+  int64_t fused_bytes;        /* compulsory traffic: each of q, k, v, o once */
   int64_t three_kernel_bytes; /* the same and S and P, written and read */
   int64_t fused_memory;       /* bytes beside inputs and outputs */
   int64_t three_kernel_memory;

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #if defined(_WIN32)
@@ -177,7 +178,7 @@ struct Options {
   Tensor rotary_base{};             // (b) int32: position of query 0; default cache_seqlens
 
   // How to compute. None changes the result beyond rounding.
-  bool deterministic = false;
+  bool deterministic = false;  // gradients repeat bit for bit; on the CPU they always do
   bool batch_invariant = false;
   int num_splits = 0;         // of the keys; 0 = the plan decides
   Tensor workspace{};         // uint8: scratch that the caller owns
@@ -250,7 +251,7 @@ struct Explanation {
   std::vector<std::string> refused;  // "family: reason"
   std::int64_t visible_pairs = 0;    // (query, key, head) triples that are computed by definition
   double flops = 0;
-  std::int64_t fused_bytes = 0;         // compulsory traffic: each of q, k, v, o, lse once
+  std::int64_t fused_bytes = 0;         // compulsory traffic: each of q, k, v, o once
   std::int64_t three_kernel_bytes = 0;  // the same and S and P, written and read
   std::int64_t fused_memory = 0;        // bytes beside inputs and outputs
   std::int64_t three_kernel_memory = 0;

@@ -112,7 +112,7 @@ void check_rotary(Call& call, const Options& options, bool needs_data) {
     refuse_value("rotary_cos", text("shape ", cosine.shape), "must have rank 2 (positions, rotated / 2)");
   check_shape("rotary_sin", sine, cosine.shape, "rotary_cos's shape");
   const i64 pairs = cosine.shape[1];
-  if (pairs < 1 || 2 * pairs > problem.head_dim)
+  if (pairs < 1 || pairs > problem.head_dim / 2)
     refuse_value("rotary_cos", text("shape ", cosine.shape),
                  text("has one column for each rotated pair: from 1 to d / 2 = ", problem.head_dim / 2),
                  to_text(problem.head_dim / 2));
@@ -132,7 +132,7 @@ void check_rotary_reach(const Call& call, const Tensor& rotary_cos, i64 b, const
   const i64 filled = end - sequence.new_keys;
   const i64 base = call.buffers.rotary_base ? call.buffers.rotary_base[b] : filled;
   if (base < 0) refuse_value(text("rotary_base[", b, "]"), base, "must be >= 0", "0");
-  const i64 reach = std::max(base + sequence.queries, end);
+  const i64 reach = std::max(sequence.queries ? base + sequence.queries : 0, sequence.new_keys ? end : 0);
   if (reach > rows)
     refuse_value("rotary_cos", text("shape ", rotary_cos.shape),
                  text("sequence ", b, " rotates position ", reach - 1, ": needs that many rows and one more"),

@@ -5,7 +5,23 @@
 namespace narrows {
 namespace {
 
-/// A writable tensor of a known shape that is none of the inputs.
+/// What a result must stay clear of: the inputs, and the results before it.
+class Neighbours {
+ public:
+  Neighbours(const Inputs& in, const Options& options) {
+    for (const Tensor* input : {&in.q, &in.k, &in.v, &options.bias, &options.mask, &options.alibi_slopes,
+                                &options.sinks, &options.k_new, &options.v_new})
+      add("an input", *input);
+  }
+  void add(std::string_view name, const Tensor& tensor) { others_[count_++] = {name, &tensor}; }
+  std::span<const Other> all() const { return std::span(others_).first(count_); }
+
+ private:
+  std::array<Other, 24> others_;
+  std::size_t count_ = 0;
+};
+
+/// A writable tensor of a known shape.
 struct Result {
   std::string_view argument;
   const Tensor& tensor;
@@ -15,15 +31,14 @@ struct Result {
   std::string_view dtype_rule;
 };
 
-void check_result(const Result& result, const Inputs& in) {
+void check_result(const Result& result, const Device& device, Neighbours& neighbours) {
   const Tensor& tensor = result.tensor;
-  check_memory(result.argument, tensor, in.q.device, true);
+  check_memory(result.argument, tensor, device, true);
   check_dtype(result.argument, tensor, result.dtype, result.dtype_rule);
   check_shape(result.argument, tensor, result.shape, result.named);
   check_output_strides(result.argument, tensor);
-  if (elements(tensor) == 0) return;
-  for (const Tensor* input : {&in.q, &in.k, &in.v})
-    if (input->data == tensor.data) refuse_value(result.argument, "address of an input", "must be memory of its own");
+  check_apart(result.argument, tensor, neighbours.all());
+  neighbours.add(result.argument, tensor);
 }
 
 Dims o_shape(const Tensor& q, i64 value_dim) {
@@ -62,7 +77,6 @@ void check_saved(Call& call, const BackwardInputs& in) {
   call.buffers.lse = check("lse", in.lse, true);
   call.buffers.dout = check("dout", in.dout, false);
   if (in.dlse.given()) call.buffers.dlse = check("dlse", in.dlse, true);
-  problem.has_dlse = in.dlse.given();
   problem.o = layout_of(in.o);
   problem.lse = layout_of(in.lse);
   problem.dout = layout_of(in.dout);
@@ -91,13 +105,14 @@ Call make_explained_backward(const Inputs& in, const Options& options) {
 Call make_forward(const Inputs& in, const Outputs& out, const Options& options) {
   Call call = check_call(in, options, true);
   Problem& problem = call.problem;
-  check_result({"o", out.o, o_shape(in.q, problem.value_dim), o_name(problem), problem.dtype, "must be q's dtype"}, in);
+  Neighbours neighbours(in, options);
+  check_result({"o", out.o, o_shape(in.q, problem.value_dim), o_name(problem), problem.dtype, "must be q's dtype"},
+               problem.device, neighbours);
   call.buffers.o = view_of(out.o, query_axes(problem));
   problem.o = layout_of(out.o);
   if (out.lse.given()) {
-    check_result({"lse", out.lse, lse_shape(problem), lse_name(problem), accumulator(problem.dtype), kLseDType}, in);
-    if (elements(out.o) != 0 && out.lse.data == out.o.data)
-      refuse_value("lse", "address of o", "must be memory of its own");
+    check_result({"lse", out.lse, lse_shape(problem), lse_name(problem), accumulator(problem.dtype), kLseDType},
+                 problem.device, neighbours);
     call.buffers.lse = view_of(out.lse, lse_axes(problem));
     problem.lse = layout_of(out.lse);
     problem.wants_lse = true;
@@ -117,13 +132,15 @@ Call make_backward(const BackwardInputs& in, const Gradients& out, const Options
   Buffers& buffers = call.buffers;
   problem.operation = Operation::backward;
   check_saved(call, in);
+  Neighbours neighbours(inputs, options);
+  for (const Tensor* saved : {&in.o, &in.lse, &in.dout, &in.dlse}) neighbours.add("an input", *saved);
   const auto wanted = [&](std::string_view argument, const Tensor& gradient, std::string_view of_name,
                           const Tensor& of) {
     if (!gradient.given()) return false;
     if (!of.given()) refuse_value(argument, "given", text("needs ", of_name));
     check_result(
         {argument, gradient, of.shape, text(of_name, "'s shape"), of.dtype, text("must be ", of_name, "'s dtype")},
-        inputs);
+        problem.device, neighbours);
     return true;
   };
   problem.wants_dq = wanted("dq", out.dq, "q", in.q);

@@ -27,17 +27,9 @@ int threads() {
   return count;
 }
 
-bool check() {
-  const std::string value = read("NARROWS_CHECK");
-  if (!value.empty() && value != "0" && value != "1") refuse_value("NARROWS_CHECK", value, "0 or 1");
-  return value == "1";
-}
-
 std::vector<Variable> variables() {
-  return {
-      {"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name"},
-      {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"},
-      {"NARROWS_CHECK", read("NARROWS_CHECK"), "1: errors found on a device are thrown by the call that made them"}};
+  return {{"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name"},
+          {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"}};
 }
 
 }  // namespace narrows::environment

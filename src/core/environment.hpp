@@ -9,7 +9,6 @@ namespace narrows::environment {
 
 std::string family();  // NARROWS_FAMILY: force a family; empty = the plan decides
 int threads();  // NARROWS_THREADS: CPU threads; 0 = every core. Throws Error on anything but a whole number in [1, 1024]
-bool check();   // NARROWS_CHECK=1: device-side errors are thrown by the call that made them
 
 struct Variable {
   std::string_view name;

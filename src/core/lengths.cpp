@@ -79,6 +79,7 @@ void check_lengths(Call& call, const Options& options) {
     buffers.seqused_k = used.values;
     problem.max_keys = used.longest;
   }
+  if (problem.batch == 0) problem.max_queries = problem.max_keys = 0;  // there is no longest sequence
 }
 
 }  // namespace narrows

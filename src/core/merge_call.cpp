@@ -93,14 +93,25 @@ MergeCall make_merge_backward(std::span<const Outputs> parts, const Tensor& dout
   if (!out.parts.empty() && out.parts.size() != parts.size())
     refuse_value("out.parts", text(out.parts.size(), " parts"), "must be as many as parts, or none",
                  to_text(parts.size()));
-  for (std::size_t part = 0; part < out.parts.size(); ++part)
-    call.gradients.push_back(shapes.results(of_part("out.parts", part), out.parts[part]));
+  std::vector<Other> others{{"an input", &dout}, {"an input", &dlse}, {"an input", &sinks}};
+  for (const Outputs& part : parts) others.insert(others.end(), {{"an input", &part.o}, {"an input", &part.lse}});
+  const auto apart = [&](const std::string& argument, const Tensor& result) {
+    if (result.given()) check_apart(argument, result, others);
+    others.push_back({"another result", &result});
+  };
+  for (std::size_t part = 0; part < out.parts.size(); ++part) {
+    const std::string name = of_part("out.parts", part);
+    call.gradients.push_back(shapes.results(name, out.parts[part]));
+    apart(name + "o", out.parts[part].o);
+    apart(name + "lse", out.parts[part].lse);
+  }
   if (out.dsinks.given()) {
     if (!sinks.given()) refuse_value("dsinks", "given", "needs sinks");
     check_memory("dsinks", out.dsinks, shapes.device, true);
     check_dtype("dsinks", out.dsinks, sinks.dtype, "must be sinks's dtype");
     check_shape("dsinks", out.dsinks, sinks.shape, "sinks's shape");
     check_output_strides("dsinks", out.dsinks);
+    apart("dsinks", out.dsinks);
     call.dsinks = view_of(out.dsinks, Axes{0, -1, -1, -1});
   }
   return call;

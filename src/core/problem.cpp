@@ -103,10 +103,10 @@ void check_inputs(Problem& problem, const Inputs& in, const Options& options) {
   }
 }
 
-void check_state(Call& call, const Options& options) {
+void check_state(Call& call, const Options& options, bool needs_data) {
   if (options.workspace.given()) {
     const Tensor& workspace = options.workspace;
-    check_memory("workspace", workspace, call.problem.device, true);
+    check_memory("workspace", workspace, call.problem.device, needs_data);
     check_dtype("workspace", workspace, DType::uint8, "must be uint8");
     if (workspace.shape.rank() != 1 || (workspace.shape[0] > 1 && stride(workspace, 0) != 1))
       refuse_value("workspace", text("shape ", workspace.shape), "must be one row of bytes without gaps");
@@ -114,7 +114,7 @@ void check_state(Call& call, const Options& options) {
     call.buffers.workspace = static_cast<std::byte*>(workspace.data);
   }
   if (options.status.given()) {
-    check_memory("status", options.status, call.problem.device, true);
+    check_memory("status", options.status, call.problem.device, needs_data);
     check_dtype("status", options.status, DType::int32, "must be int32");
     check_shape("status", options.status, Dims{4}, "(code, sequence, value, limit)");
     check_output_strides("status", options.status);
@@ -138,7 +138,7 @@ Call check_call(const Inputs& in, const Options& options, bool needs_data) {
   if (is_cache_call(options)) check_cache(call, options, needs_data);
   check_dropout(call, options, needs_data);
   check_score_tensors(call, options, needs_data);
-  check_state(call, options);
+  check_state(call, options, needs_data);
   call.buffers.q = view_of(in.q, query_axes(problem));
   call.buffers.k = view_of(in.k, key_axes(problem));
   call.buffers.v = view_of(in.v, key_axes(problem));

@@ -32,10 +32,10 @@ struct Rules {
   Origin origin;
 };
 
-/// One sequence of the batch. Key j lies in slot first_key + j of its row of k and v (or of its pages).
-inline constexpr i64 kMostHeadDim = 576, kMostValueDim = 512;
-inline constexpr i64 kMostRows = i64{1} << 40;  // of a sequence; keeps every position far from overflow
+inline constexpr i64 kMostHeadDim = 576, kMostValueDim = 512;  // of q and k; of v
+inline constexpr i64 kMostRows = i64{1} << 40;                 // of a sequence; keeps every position far from overflow
 
+/// One sequence of the batch. Key j lies in slot first_key + j of its row of k and v (or of its pages).
 struct Sequence {
   i64 first_query = 0, queries = 0;  // row in q's sequence axis; rows used
   i64 first_key = 0, keys = 0;
@@ -65,11 +65,11 @@ struct Problem {
   Rules rules;
   Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
   bool wants_lse = false, wants_dq = false, wants_dk = false, wants_dv = false;
-  bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false, has_dlse = false;
+  bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false;
   std::array<i64, 4> dbias_sizes{};  // (b, h, sq, sk), 1 where the bias is broadcast
   bool dslopes_per_batch = false;    // dslopes is (b, h), not (h)
 
-  bool deterministic = false, batch_invariant = false;
+  bool batch_invariant = false;
   int num_splits = 0, threads = 0;  // 0 = the plan decides
   i64 workspace_bytes = -1;         // that the caller owns; -1 = none given
 

@@ -51,7 +51,6 @@ void check_numbers(Call& call, const Options& options) {
     call.buffers.shift = check_indices("shift", options.shift, problem.batch, "(b)");
     rules.own_shift = true;
   }
-  problem.deterministic = options.deterministic;
   problem.batch_invariant = options.batch_invariant;
   if (options.num_splits < 0)
     refuse_value("num_splits", options.num_splits, "must be >= 0 (0 = the plan decides)", "0");

@@ -127,6 +127,13 @@ void check_output_strides(std::string_view argument, const Tensor& tensor) {
   }
 }
 
+void check_apart(std::string_view argument, const Tensor& result, std::span<const Other> others) {
+  if (elements(result) == 0) return;
+  for (const Other& other : others)
+    if (other.tensor->given() && elements(*other.tensor) != 0 && other.tensor->data == result.data)
+      refuse_value(argument, text("address of ", other.name), "must be memory of its own");
+}
+
 void check_broadcast(std::string_view argument, const Tensor& tensor, const Broadcast& full) {
   const std::size_t rank = tensor.shape.rank();
   if (rank > 4) refuse_value(argument, text("shape ", tensor.shape), "must have at most 4 axes (b, h, sq, sk)");

@@ -4,6 +4,8 @@
 #include "core/error.hpp"
 #include "core/problem.hpp"
 
+#include <span>
+
 namespace narrows {
 
 /// Where each axis of a View comes from in a tensor; -1 = stride 0.
@@ -28,6 +30,12 @@ void check_floating(std::string_view argument, const Tensor& tensor);
 void check_shape(std::string_view argument, const Tensor& tensor, const Dims& expected, std::string_view named);
 /// Elements of an output must not share memory: no zero stride, no overlap.
 void check_output_strides(std::string_view argument, const Tensor& tensor);
+/// A result must not start where another tensor of the call does: one would be read after the other is written.
+struct Other {
+  std::string_view name;
+  const Tensor* tensor;
+};
+void check_apart(std::string_view argument, const Tensor& result, std::span<const Other> others);
 /// A boolean mask or a bias (b, h, sq, sk), broadcast from the right; `queries` and `keys` are sizes to equal, or with
 /// `at_least` (varlen and cache calls) the longest sequence's, to reach.
 struct Broadcast {

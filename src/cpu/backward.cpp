@@ -146,7 +146,12 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
 
 }  // namespace
 
-void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+void run_backward(const Problem& given, const Plan& plan, const Buffers& buffers) {
+  Problem problem = given;
+  // Without rows a batch needs no memory, and may be too large to walk through; what is shared by it still gets its zeros.
+  const bool no_rows = (problem.query_rows == 0 && problem.key_rows == 0) || problem.heads == 0;
+  if (no_rows && !(problem.dslopes_per_batch && problem.heads) && problem.kv_heads * problem.key_rows == 0)
+    problem.batch = 0;
   if (problem.dtype == DType::fp64)
     run<double>(problem, plan, buffers);
   else

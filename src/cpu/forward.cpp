@@ -135,13 +135,10 @@ template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave
 
 template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   // Without results a batch needs no memory, and may be too large to walk through.
-  if (!problem.appends && (problem.query_rows == 0 || problem.heads == 0)) return;
+  const bool no_results = problem.query_rows == 0 || problem.heads == 0;
+  if (no_results && !problem.appends) return;
   ForwardCall<T> call = make_forward_call<T>(problem, plan, buffers);
-  if (problem.heads == 0 || problem.query_rows == 0) {
-    // Without results a batch needs no memory, and may be too large to walk through.
-    if (problem.appends) append_keys(problem, buffers, call.kernels, plan.threads);
-    return;
-  }
+  if (no_results) return append_keys(problem, buffers, call.kernels, plan.threads);
   Arena arena(plan, buffers.workspace);
   KvHead* const room = lay_out(call, plan, arena);
   if (problem.appends) append_keys(problem, buffers, call.kernels, plan.threads);

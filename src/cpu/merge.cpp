@@ -36,7 +36,7 @@ template <class T> class RowMerger {
     std::fill(o_.begin(), o_.end(), T{0});
     for (std::size_t part = 0; part < lse_.size(); ++part) {
       weights_[part] = static_cast<T>(part_weight<ScalarMath>(merge_, lse_[part]));
-      if (weights_[part] == T{0}) continue;
+      if (lse_[part] == -kInfinity<double>) continue;  // empty: its O may never have been written
       row(call_.parts[part].o, part_);
       for (std::size_t x = 0; x < o_.size(); ++x) o_[x] += weights_[part] * part_[x];
     }

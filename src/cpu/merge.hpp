@@ -5,7 +5,7 @@
 
 namespace narrows::cpu {
 
-/// Bits do not depend on `threads`; an output may be one of the parts.
+/// Bits do not depend on `threads`; an output may be one of the parts, with its strides.
 void run_merge(const MergeCall& call, int threads);
 void run_merge_backward(const MergeCall& call, int threads);
 

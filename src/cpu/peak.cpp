@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -50,7 +51,13 @@ double best_rate(int threads, int windows, const std::function<void(int)>& prepa
   };
   {
     std::vector<std::jthread> workers;
-    for (int thread = 1; thread < threads; ++thread) workers.emplace_back(body, thread);
+    try {
+      for (int thread = 1; thread < threads; ++thread) workers.emplace_back(body, thread);
+    } catch (const std::system_error&) {  // the system gives no more: measure with those that there are
+      for (std::size_t missing = workers.size() + 1; missing < static_cast<std::size_t>(threads); ++missing)
+        start.arrive_and_drop();
+      for (std::vector<Span>& window : spans) window.resize(workers.size() + 1);
+    }
     body(0);
   }
   double best = 0;

@@ -77,7 +77,8 @@ template <class T> void QueryBlock<T>::merge_splits() {
       const JoinedSum<T> both =
           joined<ScalarMath>(call_.units, sum, call_.partials.sum(head_, split, numbers_.begin + row));
       for (i64 x = 0; x < call_.value_width; ++x)
-        o[x] = contribution(both.left_factor, o[x]) + contribution(both.right_factor, part[x]);
+        o[x] =
+            both.left_factor * o[x] + both.right_factor * part[x];  // a NaN reaches its row through a factor of 0 too
       sum = both.row;
     }
     finish(rows_[size(row)], o);

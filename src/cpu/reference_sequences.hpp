@@ -57,7 +57,6 @@ class Call {
   Dims lse_shape() const;
 
  private:
-  Index queries_of(Index batch, Index rows) const;
   void set_keys(Sequence& sequence) const;
   void set_cache_keys(Sequence& sequence) const;
   void rotate(std::vector<double>& row, Index position) const;

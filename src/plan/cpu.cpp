@@ -52,7 +52,8 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan.key_block = tiles->key_block;
     plan_cpu_forward(problem, plan);
   }
-  const double peak = machine.flops_per_second * plan.threads / std::max(machine.threads, 1);
+  const double cores = std::min(plan.threads, machine.threads) / static_cast<double>(std::max(machine.threads, 1));
+  const double peak = machine.flops_per_second * cores / (accumulate == DType::fp64 ? 2 : 1);  // half the lanes
   plan.prediction = predict(work.flops, work.fused_bytes, peak, machine.bytes_per_second);
   return plan;
 }

@@ -31,7 +31,7 @@ void cut(const Problem& problem, Plan& plan) {
   const i64 chunks = std::max<i64>(ceil_div(problem.max_keys, plan.key_chunk), 1);
   const i64 room = std::max<i64>(kPartialBytes / std::max<i64>(partial_bytes(problem), 1), 4);
   i64 wanted = problem.batch_invariant ? kTasks : std::min(ceil_div(kTasks, heads), room);
-  if (problem.num_splits) wanted = problem.num_splits;
+  if (problem.num_splits && !problem.batch_invariant) wanted = problem.num_splits;
   plan.partials = std::min(wanted, chunks);
   plan.heads_at_once = problem.wants_dq ? std::clamp<i64>(room / plan.partials, 1, heads) : heads;
 }

@@ -7,12 +7,11 @@ namespace narrows {
 
 struct Machine {
   Device device;
-  std::string_view name;           // of memory that outlives the machine
-  std::string instruction_set;     // CPU: the tile kernels it will run
-  int threads = 1;                 // CPU: cores that this process may use
-  double flops_per_second = 0;     // fp32 multiply-adds; 0 = not measured, then no time is predicted
-  double flops_per_second_16 = 0;  // the dtype's own products, where the machine has them; 0 = none
-  double bytes_per_second = 0;     // read from device memory
+  std::string_view name;        // of memory that outlives the machine
+  std::string instruction_set;  // CPU: the tile kernels it will run
+  int threads = 1;              // CPU: cores that this process may use
+  double flops_per_second = 0;  // fp32 multiply-adds; 0 = not measured, then no time is predicted
+  double bytes_per_second = 0;  // read from device memory
 };
 
 }  // namespace narrows

@@ -35,8 +35,7 @@ template <class Math, class T> constexpr T part_weight(const Merge<T>& merge, T 
   return merge.sum == T{0} ? T{0} : weight / merge.sum;
 }
 
-// Output of a part in the merged output. A part of weight 0 is left out, not multiplied: its output may never have been
-// written.
+// A gradient through a weight: none where the weight is 0, whatever the other factor holds.
 template <class T> constexpr T contribution(T weight, T output) { return weight == T{0} ? T{0} : weight * output; }
 
 template <class Math, class T> constexpr T merged_lse(const Merge<T>& merge) {

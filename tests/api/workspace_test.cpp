@@ -82,6 +82,41 @@ TEST(Workspace, decoding_and_caches_allocate_nothing) {
   }
 }
 
+/// The gradients are the same as without, and nothing is allocated.
+void expect_no_gradient_allocation(Attention& a, const Gradients& gradients, const std::string& what) {
+  forward(a.in(), a.out(), a.options);
+  const BackwardInputs in = a.backward_in();
+  backward(in, gradients, a.options);
+  const Array dq = a.dq, dk = a.dk, dv = a.dv;
+  std::vector<std::uint8_t> bytes;
+  a.options.workspace = workspace_of(bytes, backward_workspace_size(a.in(), a.options));
+  const long before = allocations;
+  backward(in, gradients, a.options);
+  EXPECT_EQ(allocations - before, 0) << what;
+  EXPECT_TRUE(a.dq.same_bits(dq) && a.dk.same_bits(dk) && a.dv.same_bits(dv)) << what;
+  a.options.workspace = {};
+}
+
+TEST(Workspace, gradients_allocate_nothing) {
+  for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64}) {
+    Attention a({2, 130, 300, 4, 2, 40, 24}, dtype);
+    expect_no_gradient_allocation(a, a.gradients(), std::string(name(dtype)));
+    a.options.threads = 3;
+    expect_no_gradient_allocation(a, a.gradients(), "threads");
+    Array bias(DType::bf16, {4, 1, 300}), slopes(DType::fp32, {4}), sinks(DType::fp32, {4});
+    Array dbias = bias, dslopes = slopes, dsinks = sinks;
+    bias.fill_gaussian(3);
+    slopes.fill(0.1);
+    sinks.fill(0.5);
+    a.options.bias = bias;
+    a.options.alibi_slopes = slopes;
+    a.options.sinks = sinks;
+    a.options.dropout = 0.25;
+    a.options.causal = Causal::bottom_right;
+    expect_no_gradient_allocation(a, {a.dq, a.dk, a.dv, dbias, dslopes, dsinks}, "every rule");
+  }
+}
+
 TEST(Workspace, the_counter_counts) {
   Attention a({2, 300, 700, 4, 2, 40, 24});
   EXPECT_GT(allocations_of(a), 0);

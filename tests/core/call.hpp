@@ -28,7 +28,8 @@ class Ints {
 
 /// Every tensor looks at the same zeroed memory, but for results, which have their own.
 struct TestCall {
-  std::vector<double> memory = std::vector<double>(1 << 14), o_memory = memory, lse_memory = memory;
+  std::vector<double> memory = std::vector<double>(1 << 14), o_memory = memory, lse_memory = memory,
+                      gradient_memory = memory;
   Inputs in;
   Outputs out;
   Options options;

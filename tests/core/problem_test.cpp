@@ -307,7 +307,7 @@ TEST(Problem, backward) {
   TestCall call = TestCall::dense();
   call.options.bias = call.tensor({4, 5, 7});
   BackwardInputs in{call.in.q, call.in.k, call.in.v, call.out.o, call.out.lse, call.tensor({2, 5, 4, 6}), {}};
-  Gradients out{.dq = {call.o_memory.data(), DType::fp32, {2, 5, 4, 8}, {}, {}}};
+  Gradients out{.dq = {call.gradient_memory.data(), DType::fp32, {2, 5, 4, 8}, {}, {}}};
   const auto refusal = [&] {
     try {
       make_backward(in, out, call.options);
@@ -317,15 +317,20 @@ TEST(Problem, backward) {
     return std::string();
   };
   EXPECT_EQ(refusal(), "");
-  out.dbias = {call.lse_memory.data(), DType::fp32, {5, 7}, {}, {}};
+  out.dbias = {call.gradient_memory.data() + 4096, DType::fp32, {5, 7}, {}, {}};
   EXPECT_EQ(refusal(), "dbias: shape (5, 7): must be bias's shape = (4, 5, 7); nearest legal: (4, 5, 7)");
   out.dbias = {};
-  out.dsinks = {call.lse_memory.data(), DType::fp32, {4}, {}, {}};
+  out.dsinks = {call.gradient_memory.data() + 4096, DType::fp32, {4}, {}, {}};
   EXPECT_EQ(refusal(), "dsinks: given: needs sinks");
   out.dsinks = {};
   in.dout.shape = {2, 5, 4, 8};
   EXPECT_EQ(refusal(), "dout: shape (2, 5, 4, 8): must be (b, sq, h, dv) = (2, 5, 4, 6); nearest legal: (2, 5, 4, 6)");
   in.dout.shape = {2, 5, 4, 6};
+  out.dk = {call.gradient_memory.data(), DType::fp32, {2, 7, 2, 8}, {}, {}};
+  EXPECT_EQ(refusal(), "dk: address of dq: must be memory of its own");
+  out.dk.data = call.lse_memory.data();
+  EXPECT_EQ(refusal(), "dk: address of an input: must be memory of its own");
+  out.dk = {};
   in.dout.strides = {0, 0, 0, 0};  // G05: the gradient of sum() is expanded
   EXPECT_EQ(refusal(), "");
   Ints filled{3, 3};

@@ -1,4 +1,4 @@
-// Backward calls that other libraries got wrong (the ids are those of the project's collection), layouts, hidden NaN, bits.
+// Backward calls that other libraries got wrong (ids: tests/reported.md), layouts, hidden NaN, bits.
 #include "tests/cpu/backward_run.hpp"
 #include "tests/cpu/forward_run.hpp"
 

@@ -13,7 +13,6 @@ Machine two_cores() {
           .instruction_set = "avx2",
           .threads = 2,
           .flops_per_second = 2e11,
-          .flops_per_second_16 = 0,
           .bytes_per_second = 4e10};
 }
 
