@@ -96,14 +96,14 @@ def run_tests(binary, directory, tests, limit):
     except subprocess.TimeoutExpired:
         return "timeout", f"more than {limit:.0f} s"
     if code != 0:
-        return "failed", text
+        return "failed", text if code > 0 else f"{text}\nkilled by signal {-code}"
     ran = re.search(r"^\[==========\] (\d+) tests? from", text, re.MULTILINE)
     return ("passed" if ran and int(ran[1]) > 0 else "no tests"), text
 
 
 def first_failure(text):
     failure = re.search(r"^\[  FAILED  \] ([\w/.]+)", text, re.MULTILINE)
-    return failure[1] if failure else text.strip().splitlines()[-1] if text.strip() else "killed"
+    return failure[1] if failure else text.strip().splitlines()[-1]
 
 
 def try_intact(library, tests):
