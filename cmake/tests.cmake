@@ -35,6 +35,8 @@ if(Python3_FOUND)
   set(narrows_python "${Python3_EXECUTABLE}" -B)
   add_test(NAME layers COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers.py" "${PROJECT_SOURCE_DIR}")
   add_test(NAME layers_test COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers_test.py")
+  add_test(NAME mutations_apply
+    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/mutations/run.py" "${PROJECT_SOURCE_DIR}")
 endif()
 
 # Of the library as it is shipped: a sanitizer adds symbols and libraries of its own.
