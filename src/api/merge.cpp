@@ -6,6 +6,8 @@
 
 #include <narrows/narrows.hpp>
 
+#include <new>
+
 namespace narrows {
 namespace {
 
@@ -14,19 +16,32 @@ void require_cpu(const MergeCall& call) {
     throw Error(ErrorCode::not_implemented, text("no family merges this: cpu: the tensors are on ", call.device));
 }
 
+/// body(); its rows in work are std's memory, whose failure is told as every other.
+template <class Body> void translated(Body body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::out_of_memory, "merge: no memory for a row of each part");
+  }
+}
+
 }  // namespace
 
 void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks) {
-  const MergeCall call = make_merge(parts, out, sinks);
-  require_cpu(call);
-  cpu::run_merge(call, cpu::machine().threads);
+  translated([&] {
+    const MergeCall call = make_merge(parts, out, sinks);
+    require_cpu(call);
+    cpu::run_merge(call, cpu::machine().threads);
+  });
 }
 
 void merge_backward(std::span<const Outputs> parts, const Tensor& dout, const Tensor& dlse, const MergeGradients& out,
                     const Tensor& sinks) {
-  const MergeCall call = make_merge_backward(parts, dout, dlse, out, sinks);
-  require_cpu(call);
-  cpu::run_merge_backward(call, cpu::machine().threads);
+  translated([&] {
+    const MergeCall call = make_merge_backward(parts, dout, dlse, out, sinks);
+    require_cpu(call);
+    cpu::run_merge_backward(call, cpu::machine().threads);
+  });
 }
 
 }  // namespace narrows

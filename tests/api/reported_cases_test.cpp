@@ -214,6 +214,38 @@ TEST(Reported, J02_the_lse_is_natural) {
   EXPECT_FLOAT_EQ(static_cast<float>(two.lse.at({0, 0, 0})), std::log(2.0F));
 }
 
+TEST(Reported, F15_a_value_of_nan_reaches_every_row_that_sees_it_whatever_the_splits) {
+  Attention call({.b = 1, .sq = 1, .sk = 2100, .h = 1, .hk = 1});
+  call.k.fill([](const Dims& at) { return at[1] == 2000 ? 1000.0 : 0.0; });
+  call.q.fill(1);
+  call.v.set({0, 3, 0, 2}, std::nan(""));
+  for (const int splits : {1, 2, 4}) {
+    call.options.num_splits = splits;
+    run(call);
+    EXPECT_TRUE(std::isnan(call.o.at({0, 0, 0, 2}))) << splits;
+    EXPECT_EQ(call.o.at({0, 0, 0, 1}), call.v.at({0, 2000, 0, 1})) << splits;
+  }
+}
+
+TEST(Reported, K05_gradients_do_not_follow_num_splits_under_batch_invariant) {
+  Attention call({.b = 1, .sq = 40, .sk = 1500, .h = 2, .hk = 1, .d = 16, .dv = 16});
+  call.options.batch_invariant = true;
+  run_backward(call);
+  const Array dq = call.dq;
+  call.options.num_splits = 1;
+  run_backward(call);
+  EXPECT_TRUE(call.dq.same_bits(dq));
+}
+
+TEST(Reported, C14_an_empty_batch_or_no_rows_ask_for_no_scratch_and_no_time) {
+  const Tensor q{.shape = {0, 8192, 8, 128}}, k{.shape = {0, 1 << 20, 8, 128}};
+  EXPECT_LT(workspace_size({q, k, k}), 1 << 22);
+  EXPECT_LT(backward_workspace_size({q, k, k}), 1 << 22);
+  const Tensor none{.shape = {std::int64_t{1} << 40, 0, 2, 8}}, lse{.shape = {std::int64_t{1} << 40, 2, 0}};
+  EXPECT_NO_THROW(backward({.q = none, .k = none, .v = none, .o = none, .lse = lse, .dout = none},
+                           {.dq = none, .dk = none, .dv = none}));
+}
+
 TEST(Reported, M04_fp8_is_refused_by_name) {
   Attention call({.b = 1, .sq = 1, .sk = 1, .h = 1, .hk = 1});
   Inputs in = call.in();

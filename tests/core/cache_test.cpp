@@ -138,6 +138,13 @@ TEST(Cache, H20_rotary_tables) {
       "rotary_cos: shape (8, 4): sequence 0 rotates position 8: needs that many rows and one more; nearest legal: 9");
   call.options.rotary_cos = call.options.rotary_sin = call.tensor({9, 4});
   EXPECT_EQ(call.refusal(), "");
+  Ints short_base{2, 0};
+  call.options.rotary_base = short_base;  // without new keys the queries alone are rotated
+  call.options.rotary_cos = call.options.rotary_sin = call.tensor({7, 4});
+  EXPECT_EQ(call.refusal(), "");
+  call.options.rotary_cos = call.options.rotary_sin = call.tensor({0, std::int64_t{1} << 62});
+  EXPECT_NE(call.refusal().find("from 1 to d / 2 = 4"), std::string::npos);
+  call.options.rotary_cos = call.options.rotary_sin = call.tensor({9, 4});
   Ints base{0, -1};
   call.options.rotary_base = base;
   EXPECT_EQ(call.refusal(), "rotary_base[1]: -1: must be >= 0; nearest legal: 0");
