@@ -23,7 +23,7 @@ TEST(CpuBackwardThreads, K01_bits_do_not_depend_on_threads_or_repetition) {
     }
     // How many heads are in scratch together changes nothing either, nor do the blocks of query rows.
     c.run({.threads = 2, .query_block = 48, .heads_at_once = 1});
-    for (const std::size_t x : {0, 1, 2}) EXPECT_TRUE(c.results()[x]->same_bits(first[x])) << x;
+    for (const std::size_t x : {0U, 1U, 2U}) EXPECT_TRUE(c.results()[x]->same_bits(first[x])) << x;
   }
 }
 
