@@ -253,11 +253,14 @@ TEST(CpuCache, H14_C16_the_lengths_of_this_call_decide_and_of_this_sequence_alon
 TEST(CpuCache, H17_leftpad_is_as_if_the_padding_were_not_there) {
   Attention padded({2, 3, 60, 2, 1, 16, 16}), plain({2, 3, 60, 2, 1, 16, 16});
   const Array pad = int32_array({7, 0}), filled = int32_array({50, 33}), less = int32_array({43, 33});
-  for (auto [to, from] : {std::pair{&plain.k, &padded.k}, std::pair{&plain.v, &padded.v}})
-    to->fill([&](const Dims& at) {
+  const auto copy = [](Array& to, const Array& from) {
+    to.fill([&](const Dims& at) {
       const std::int64_t slot = at[0] == 0 ? std::min<std::int64_t>(at[1] + 7, 59) : at[1];
-      return (*from)[{at[0], slot, at[2], at[3]}];
+      return from[{at[0], slot, at[2], at[3]}];
     });
+  };
+  copy(plain.k, padded.k);
+  copy(plain.v, padded.v);
   padded.options.leftpad = pad;
   padded.options.cache_seqlens = filled;
   plain.options.cache_seqlens = less;
