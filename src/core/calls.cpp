@@ -134,21 +134,24 @@ Call make_backward(const BackwardInputs& in, const Gradients& out, const Options
   check_saved(call, in);
   Neighbours neighbours(inputs, options);
   for (const Tensor* saved : {&in.o, &in.lse, &in.dout, &in.dlse}) neighbours.add("an input", *saved);
-  const auto wanted = [&](std::string_view argument, const Tensor& gradient, std::string_view of_name,
-                          const Tensor& of) {
+  // Literals: a run with a workspace allocates nothing, texts of rules it keeps included.
+  struct Source {
+    std::string_view name, shape, dtype;
+  };
+  const auto wanted = [&](std::string_view argument, const Tensor& gradient, const Tensor& of, const Source& source) {
     if (!gradient.given()) return false;
-    if (!of.given()) refuse_value(argument, "given", text("needs ", of_name));
-    check_result(
-        {argument, gradient, of.shape, text(of_name, "'s shape"), of.dtype, text("must be ", of_name, "'s dtype")},
-        problem.device, neighbours);
+    if (!of.given()) refuse_value(argument, "given", text("needs ", source.name));
+    check_result({argument, gradient, of.shape, source.shape, of.dtype, source.dtype}, problem.device, neighbours);
     return true;
   };
-  problem.wants_dq = wanted("dq", out.dq, "q", in.q);
-  problem.wants_dk = wanted("dk", out.dk, "k", in.k);
-  problem.wants_dv = wanted("dv", out.dv, "v", in.v);
-  problem.wants_dbias = wanted("dbias", out.dbias, "bias", options.bias);
-  problem.wants_dslopes = wanted("dslopes", out.dslopes, "alibi_slopes", options.alibi_slopes);
-  problem.wants_dsinks = wanted("dsinks", out.dsinks, "sinks", options.sinks);
+  problem.wants_dq = wanted("dq", out.dq, in.q, {"q", "q's shape", "must be q's dtype"});
+  problem.wants_dk = wanted("dk", out.dk, in.k, {"k", "k's shape", "must be k's dtype"});
+  problem.wants_dv = wanted("dv", out.dv, in.v, {"v", "v's shape", "must be v's dtype"});
+  problem.wants_dbias = wanted("dbias", out.dbias, options.bias, {"bias", "bias's shape", "must be bias's dtype"});
+  problem.wants_dslopes = wanted("dslopes", out.dslopes, options.alibi_slopes,
+                                 {"alibi_slopes", "alibi_slopes's shape", "must be alibi_slopes's dtype"});
+  problem.wants_dsinks =
+      wanted("dsinks", out.dsinks, options.sinks, {"sinks", "sinks's shape", "must be sinks's dtype"});
   if (problem.wants_dq) buffers.dq = view_of(out.dq, query_axes(problem));
   if (problem.wants_dk) buffers.dk = view_of(out.dk, key_axes(problem));
   if (problem.wants_dv) buffers.dv = view_of(out.dv, key_axes(problem));

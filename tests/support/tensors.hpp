@@ -110,6 +110,7 @@ class Array {
     return fill([&, rank](const Dims& at) { return at[rank - 1] == at[rank - 3] % shape()[rank - 1] ? 1.0 : 0.0; });
   }
   void poison() {
+    if (words_.empty()) return;
     if (tensor_.dtype > DType::fp64) {
       std::memset(words_.data(), 0x7F, words_.size() * 8);
       return;
