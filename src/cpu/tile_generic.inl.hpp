@@ -3,7 +3,7 @@
 namespace narrows::cpu {
 namespace {
 
-struct GenericVectors {
+struct GenericVectors : AddedExponents {
   using F = FloatVector;
   using D = DoubleVector;
   static F fma(F a, F b, F c) { return a * b + c; }

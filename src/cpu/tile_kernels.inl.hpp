@@ -1,51 +1,10 @@
 // The tile operations as one text, compiled once for each instruction set after tile_vectors.inl.hpp and the set's Isa. The
 // rules for inline functions there hold here too.
+#include "cpu/tile_math.inl.hpp"
 #include "cpu/tile_packing.inl.hpp"
 
 namespace narrows::cpu {
 namespace {
-
-// -------------------------------------------------------------------------------------------------- elementary functions
-
-// 2^x: 0 below the normal range, NaN for NaN; x at most about 100.
-template <class T> inline Vector<T> exp2_vector(Vector<T> x) {
-  using Facts = Traits<T>;
-  using Bits = typename Facts::Bits;
-  constexpr int kTerms = static_cast<int>(sizeof(Facts::kExp2) / sizeof(T));
-  const Vector<T> shifted = x + Facts::kRound;
-  const Vector<T> f = x - (shifted - Facts::kRound);
-  Vector<T> series = splat(Facts::kExp2[kTerms - 1]);
-  for (int term = kTerms - 2; term >= 0; --term) series = Isa::fma(series, f, splat(Facts::kExp2[term]));
-  const Bits exponent = ((Bits)shifted << Facts::kMantissa) + (typename Facts::Bit{Facts::kBias} << Facts::kMantissa);
-  const Vector<T> power = (Vector<T>)exponent;
-  const Vector<T> result = Isa::fma(series * f, power, power);
-  return x < T{1 - Facts::kBias} ? Vector<T>{} : result;
-}
-
-inline FloatVector tanh_vector(FloatVector x) {
-  const FloatVector size = x < 0.f ? -x : x;
-  // y + y^3 (...) up to 0.7, minimax in relative error (2^-26).
-  const FloatVector square = x * x;
-  constexpr float kTerms[] = {-0.0051386628326249028282f, 0.02009197086672725174f, -0.053558861651476580419f,
-                              0.13329110743987422258f, -0.33333189900403478212f};
-  FloatVector series = splat(kTerms[0]);
-  for (int term = 1; term < 5; ++term) series = Isa::fma(series, square, splat(kTerms[term]));
-  const FloatVector small = Isa::fma(x * square, series, x);
-  const FloatVector capped = size > 10.f ? splat(10.f) : size;  // tanh rounds to 1 from 9.02 on
-  const FloatVector large = 1.f - 2.f / (exp2_vector<float>(capped * 2.885390081777927f) + 1.f);
-  return size < 0.7f ? small : (x < 0.f ? -large : large);
-}
-
-inline DoubleVector tanh_vector(DoubleVector x) {
-  for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = __builtin_tanh(x[lane]);
-  return x;
-}
-
-struct VectorMath {
-  template <class S> static S tanh(S x) { return tanh_vector(x); }
-  template <class S, class T> static S fma(S x, T factor, T sum) { return Isa::fused(x, splat(factor), splat(sum)); }
-  template <class S, class T> static S multiply(S x, T factor) { return x * factor; }
-};
 
 // -------------------------------------------------------------------------------------------------------------- products
 

@@ -7,7 +7,7 @@
 namespace narrows::cpu {
 namespace {
 
-struct Isa {
+struct Isa : AddedExponents {
   static constexpr const char* kName = "avx2";
   static constexpr int kRows = 6;
 

@@ -19,6 +19,24 @@ struct Isa {
   static D fused(D a, D b, D c) { return fma(a, b, c); }
   static F max(F a, F b) { return (F)_mm512_maskz_max_ps(0xffff, a, b); }
   static D max(D a, D b) { return (D)_mm512_maskz_max_pd(0xff, a, b); }
+
+  template <class T> struct Exponent {
+    Vector<T> whole;
+  };
+  template <class T> static Exponent<T> split(Vector<T> x) {
+    if constexpr (sizeof(T) == sizeof(float))
+      return {(F)_mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    else
+      return {(D)_mm512_maskz_roundscale_pd(0xff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  }
+  template <class T> static Vector<T> scaled(Vector<T> p, const Exponent<T>& exponent, Vector<T> x) {
+    const Vector<T> least = splat(T{1 - Traits<T>::kBias});
+    if constexpr (sizeof(T) == sizeof(float))
+      return (F)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), p, exponent.whole);
+    else
+      return (D)_mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(x, least, _CMP_NLT_UQ), p, exponent.whole);
+  }
+
   static F from_half(const unsigned short* source) {
     return (F)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
   }

@@ -48,6 +48,24 @@ template <class T> inline Vector<T>& at(T* aligned) { return *reinterpret_cast<V
 template <class T> inline const Vector<T>& at(const T* aligned) { return *reinterpret_cast<const Vector<T>*>(aligned); }
 template <class T> inline Vector<T> splat(T value) { return value - Vector<T>{}; }
 
+// x = whole + f, |f| <= 1/2, and 2^whole as the bits that it adds to a float's exponent. An Isa has both functions, from here
+// unless it has instructions for them.
+struct AddedExponents {
+  template <class T> struct Exponent {
+    Vector<T> whole;
+    typename Traits<T>::Bits bits;
+  };
+  template <class T> static Exponent<T> split(Vector<T> x) {
+    const Vector<T> shifted = x + Traits<T>::kRound;
+    return {shifted - Traits<T>::kRound, (typename Traits<T>::Bits)shifted << Traits<T>::kMantissa};
+  }
+  /// p * 2^whole, p about 1; 0 where x is below the normal range.
+  template <class T> static Vector<T> scaled(Vector<T> p, const Exponent<T>& exponent, Vector<T> x) {
+    const Vector<T> result = (Vector<T>)((typename Traits<T>::Bits)p + exponent.bits);
+    return x < T{1 - Traits<T>::kBias} ? Vector<T>{} : result;
+  }
+};
+
 // 16-bit floats, element by element.
 inline float bits_to_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline unsigned float_to_bits(float value) { return __builtin_bit_cast(unsigned, value); }
