@@ -124,7 +124,7 @@ double Peaks::measure(const Row& row) {
   const bool reads = row.op == Op::decode;
   double& best = best_[{row.threads, reads ? bytes(row) : 0}];
   best = std::max(best, reads ? cpu::read_rate(row.threads, static_cast<std::size_t>(bytes(row))) * 1e-9
-                              : cpu::fma_rate(cpu::machine().instruction_set, row.threads) * 1e-12);
+                              : cpu::fma_rate(cpu::machine().instruction_sets.front(), row.threads) * 1e-12);
   return best;
 }
 

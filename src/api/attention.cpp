@@ -68,11 +68,12 @@ Info info() {
   const Machine machine = cpu::machine();
   Info info{.version = std::string(version()),
             .cpu = std::string(machine.name),
-            .instruction_set = machine.instruction_set,
+            .instruction_set = std::string(machine.instruction_sets.front()),
             .threads = machine.threads,
             .families = {}};
   for (const Family& family : families())
-    info.families.push_back({std::string(family.name), true, text(machine.name, ", ", machine.instruction_set)});
+    info.families.push_back(
+        {std::string(family.name), true, text(machine.name, ", ", machine.instruction_sets.front())});
   return info;
 }
 

@@ -15,7 +15,16 @@ std::string read(const char* variable) {
 
 }  // namespace
 
-std::string family() { return read("NARROWS_FAMILY"); }
+std::string family() {
+  const std::string value = read("NARROWS_FAMILY");
+  return value.substr(0, value.find('/'));
+}
+
+std::string instruction_set() {
+  const std::string value = read("NARROWS_FAMILY");
+  const std::size_t slash = value.find('/');
+  return slash == std::string::npos ? "" : value.substr(slash + 1);
+}
 
 int threads() {
   const std::string value = read("NARROWS_THREADS");
@@ -28,7 +37,7 @@ int threads() {
 }
 
 std::vector<Variable> variables() {
-  return {{"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name"},
+  return {{"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name; cpu/NAME forces a CPU instruction set"},
           {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"}};
 }
 

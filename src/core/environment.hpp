@@ -7,7 +7,9 @@
 
 namespace narrows::environment {
 
-std::string family();  // NARROWS_FAMILY: force a family; empty = the plan decides
+// NARROWS_FAMILY: force a family, or cpu/NAME an instruction set of the CPU's. Empty = the plan decides.
+std::string family();
+std::string instruction_set();
 int threads();  // NARROWS_THREADS: CPU threads; 0 = every core. Throws Error on anything but a whole number in [1, 1024]
 
 struct Variable {

@@ -1,29 +1,39 @@
-// Scratch of one call: one block, the caller's or the call's own, handed out region by region.
+// Scratch of one call: one block, the caller's or the library's own, handed out region by region.
 #pragma once
 
-#include "core/error.hpp"
-#include "cpu/scratch.hpp"
 #include "plan/plan.hpp"
 
-#include <cstdint>
+#include <cstddef>
 #include <utility>
 
 namespace narrows::cpu {
 
+/// Memory that calls take and give back. Pages that one call touched are there for the next: touching them anew cost 5% of a
+/// call at sequence 1024. Up to kKeptBlocks blocks of at most kMostKeptBytes stay with the process, one for each call that ran
+/// at the same time as others.
+class ScratchBlock {
+ public:
+  static constexpr int kKeptBlocks = 4;
+  static constexpr i64 kMostKeptBytes = i64{128} << 20;
+
+  /// At least so many bytes; none for 0. Throws Error (out_of_memory).
+  explicit ScratchBlock(i64 bytes);
+  ScratchBlock(const ScratchBlock&) = delete;
+  ScratchBlock& operator=(const ScratchBlock&) = delete;
+  ~ScratchBlock();
+
+  std::byte* memory() const;  // null without bytes
+
+  struct Header;
+
+ private:
+  Header* block_ = nullptr;
+};
+
 class Arena {
  public:
-  /// lent: plan.lent_workspace_bytes() or more at any address; null: the arena allocates.
-  Arena(const Plan& plan, std::byte* lent) {
-    const i64 bytes = plan.workspace_bytes();
-    if (bytes == 0) return;
-    if (!lent) {
-      owned_ = allocated(bytes);
-      next_ = owned_.get();
-    } else {
-      const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(lent) % kScratchAlignment;
-      next_ = lent + (past ? kScratchAlignment - past : 0);
-    }
-  }
+  /// lent: plan.lent_workspace_bytes() or more at any address; null: the arena brings its own.
+  Arena(const Plan& plan, std::byte* lent);
 
   /// The plan's regions in their order, 64-byte aligned and uninitialised; null for one of no bytes.
   std::byte* take(const Region& region) {
@@ -32,15 +42,7 @@ class Arena {
   }
 
  private:
-  static Scratch<std::byte> allocated(i64 bytes) {
-    try {
-      return make_scratch<std::byte>(static_cast<std::size_t>(bytes));
-    } catch (const std::bad_alloc&) {
-      throw Error(ErrorCode::out_of_memory, text("workspace: ", bytes, " bytes could not be allocated"));
-    }
-  }
-
-  Scratch<std::byte> owned_;
+  ScratchBlock own_;
   std::byte* next_ = nullptr;
 };
 

@@ -19,25 +19,15 @@ template <class T> constexpr std::array<T, kMostHeadDim> kZeros{};
 
 template <class T>
 BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, const Buffers& buffers, Arena& arena) {
-  const TileKernels<T>& kernels = tile_kernels<T>(plan.instruction_set);
-  const bool score_rules = has_score_rules(problem, buffers);
-  const i64 key_block = round_up(plan.key_block, kernels.columns);
-  return {.problem = problem,
-          .buffers = buffers,
-          .kernels = kernels,
-          .units = score_rules ? natural_units<T>() : fused_units<T>(problem.rules.scale),
-          .score_rules = score_rules,
-          .dropout = dropout_rule(problem, buffers),
-          .query_block = plan.query_block,
-          .key_block = key_block,
-          .key_chunk = round_up(plan.key_chunk, key_block),
-          .partials = plan.partials,
-          .query_width = round_up(problem.head_dim, kernels.columns),
-          .value_width = round_up(problem.value_dim, kernels.columns),
-          .query_sums = reinterpret_cast<T*>(arena.take(plan.workspace[kQuerySums])),
-          .slope_sums = reinterpret_cast<double*>(arena.take(plan.workspace[kSlopeSums])),
-          .threads = arena.take(plan.workspace[kBackwardThreads]),
-          .layout = backward_thread_scratch(problem, plan)};
+  BackwardCall<T> call{kernel_call<T>(problem, plan, buffers)};
+  call.key_chunk = round_up(plan.key_chunk, call.key_block);
+  call.partials = plan.partials;
+  call.query_width = round_up(problem.head_dim, call.kernels.columns);
+  call.query_sums = reinterpret_cast<T*>(arena.take(plan.workspace[kQuerySums]));
+  call.slope_sums = reinterpret_cast<double*>(arena.take(plan.workspace[kSlopeSums]));
+  call.threads = arena.take(plan.workspace[kBackwardThreads]);
+  call.layout = backward_thread_scratch(problem, plan);
+  return call;
 }
 
 /// Zeros in rows of dq, or of dk and dv, that are in no sequence or not used.

@@ -91,7 +91,7 @@ template <class T> class BiasSum {
 
   void add_tile(const Part& part) {
     const std::array<i64, 4>& sizes = call_.problem.dbias_sizes;
-    const KeyTile<T>& tile = keys_.tiles().front();
+    const KeyTile& tile = keys_.tiles().front();
     const i64 columns = part.columns.end - part.columns.begin;
     for (i64 r = 0; r < rows_.count(); ++r) {
       const T* const ds = tile_.gradients(r);

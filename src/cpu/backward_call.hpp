@@ -1,31 +1,20 @@
 // What the parts of the blocked backward share.
 #pragma once
 
-#include "core/problem.hpp"
-#include "cpu/dropout.hpp"
-#include "cpu/tile_kernels.hpp"
+#include "cpu/kernel_call.hpp"
 #include "plan/cpu_backward.hpp"
 
 namespace narrows::cpu {
 
-template <class T> struct BackwardCall {
-  const Problem& problem;
-  const Buffers& buffers;
-  const TileKernels<T>& kernels;
-  Units<T> units;
-  bool score_rules;  // softcap, ALiBi or bias: scores become logits before the softmax
-  DropoutRule dropout;
-  i64 query_block;  // query rows of a tile
-  i64 key_block;    // keys of a tile, a multiple of kernels.columns
-  i64 key_chunk;    // keys whose dK and dV one thread holds, a multiple of key_block
-  i64 partials;     // sums of dQ of one kv head, made side by side
-  i64 query_width;  // d in whole strips
-  i64 value_width;  // dv in whole strips
+template <class T> struct BackwardCall : KernelCall<T> {
+  i64 key_chunk = 0;    // keys whose dK and dV one thread holds, a multiple of key_block
+  i64 partials = 0;     // sums of dQ of one kv head, made side by side
+  i64 query_width = 0;  // d in whole strips
 
-  T* query_sums;       // of dQ: [head at once][partial][row of the longest sequence][query_width]
-  double* slope_sums;  // of |p - j| dS: [batch][kv head][partial][head of the group]
-  std::byte* threads;
-  BackwardThreadScratch layout;  // of each thread's part
+  T* query_sums = nullptr;       // of dQ: [head at once][partial][row of the longest sequence][query_width]
+  double* slope_sums = nullptr;  // of |p - j| dS: [batch][kv head][partial][head of the group]
+  std::byte* threads = nullptr;
+  BackwardThreadScratch layout{};  // of each thread's part
 
   template <class Part> Part* scratch(int thread, i64 start) const {
     return reinterpret_cast<Part*>(threads + thread * layout.bytes + start);

@@ -34,17 +34,18 @@ template <class T> void KeyChunk<T>::run(const QueryHeads& heads, i64 partial, T
 }
 
 template <class T> void KeyChunk<T>::add_block(T* dq, double* slopes) {
-  for (const KeyTile<T>& tile : keys_.tiles()) {
+  for (const KeyTile& tile : keys_.tiles()) {
     const Range seen = seen_columns(call_, rows_, 0, rows_.count(), tile);
     if (seen.begin >= seen.end) continue;
     tile_.compute(rows_, tile, slopes);
+    tile_.pack(rows_, tile);
     add_to_keys(tile, tile.first - keys_.tiles().front().first);
     if (dq) add_to_queries(tile, dq);
   }
 }
 
 /// dV += P^T dO and dK += dS^T Q, a panel of keys at a time against the rows that see it.
-template <class T> void KeyChunk<T>::add_to_keys(const KeyTile<T>& tile, i64 first_key) {
+template <class T> void KeyChunk<T>::add_to_keys(const KeyTile& tile, i64 first_key) {
   if (!dk_ && !dv_) return;
   const QueryHeads& heads = rows_.heads();
   const Sequence& lengths = heads.sequence;
@@ -56,29 +57,30 @@ template <class T> void KeyChunk<T>::add_to_keys(const KeyTile<T>& tile, i64 fir
     const Range rows =
         intersect({seeing.begin - rows_.numbers().begin, seeing.end - rows_.numbers().begin}, {0, rows_.count()});
     if (rows.begin >= rows.end) continue;
+    const i64 begin = rows.begin / kernels.depth * kernels.depth,
+              count_rows = round_up(rows.end, kernels.depth) - begin;
     if (dv_)
-      kernels.accumulate_transposed(tile_.probabilities(rows.begin) + key, tile_.stride(), count,
-                                    rows_.gradient_strips(rows.begin), rows_.strip_stride(), length(rows),
+      kernels.accumulate_transposed(tile_.packed_probabilities(), tile_.stride(), begin, key, count,
+                                    rows_.gradient_strips(begin), rows_.strip_stride(), count_rows,
                                     call_.problem.value_dim, dv_ + (first_key + key) * call_.value_width,
                                     call_.value_width);
     if (dk_)
-      kernels.accumulate_transposed(tile_.gradients(rows.begin) + key, tile_.stride(), count,
-                                    rows_.query_strips(rows.begin), rows_.strip_stride(), length(rows),
-                                    call_.problem.head_dim, dk_ + (first_key + key) * call_.query_width,
-                                    call_.query_width);
+      kernels.accumulate_transposed(tile_.packed_gradients(), tile_.stride(), begin, key, count,
+                                    rows_.query_strips(begin), rows_.strip_stride(), count_rows, call_.problem.head_dim,
+                                    dk_ + (first_key + key) * call_.query_width, call_.query_width);
   }
 }
 
 /// dQ += dS K, a panel of rows at a time against the keys that it sees.
-template <class T> void KeyChunk<T>::add_to_queries(const KeyTile<T>& tile, T* dq) {
+template <class T> void KeyChunk<T>::add_to_queries(const KeyTile& tile, T* dq) {
   const TileKernels<T>& kernels = call_.kernels;
   for (i64 row = 0; row < rows_.count(); row += kernels.rows) {
     const int count = static_cast<int>(std::min<i64>(kernels.rows, rows_.count() - row));
     const Range seen = seen_columns(call_, rows_, row, count, tile);
     if (seen.begin >= seen.end) continue;
     kernels.accumulate(tile_.gradients(row) + seen.begin, tile_.stride(), count,
-                       tile.key_rows + seen.begin * kernels.columns, tile.columns * kernels.columns, length(seen),
-                       call_.problem.head_dim, dq + row * call_.query_width, call_.query_width);
+                       tile.key_rows + call_.packed(seen.begin * kernels.columns), tile.columns * kernels.columns,
+                       length(seen), call_.problem.head_dim, dq + row * call_.query_width, call_.query_width);
   }
 }
 

@@ -17,8 +17,8 @@ template <class T> class KeyChunk {
 
  private:
   void add_block(T* dq, double* slopes);
-  void add_to_keys(const KeyTile<T>& tile, i64 first_key);
-  void add_to_queries(const KeyTile<T>& tile, T* dq);
+  void add_to_keys(const KeyTile& tile, i64 first_key);
+  void add_to_queries(const KeyTile& tile, T* dq);
   void store(const QueryHeads& heads, Range keys) const;
 
   const BackwardCall<T>& call_;

@@ -48,10 +48,10 @@ QueryRows<T>::QueryRows(const BackwardCall<T>& call, int thread)
       rows_(call.template scratch<GradientRow<T>>(thread, call.layout.rows)),
       q_(call.template scratch<const std::byte*>(thread, call.layout.query_pointers)),
       dout_(call.template scratch<const std::byte*>(thread, call.layout.dout_pointers)),
-      q_panels_(call.template scratch<T>(thread, call.layout.query_panels)),
-      dout_panels_(call.template scratch<T>(thread, call.layout.dout_panels)),
-      q_strips_(call.template scratch<T>(thread, call.layout.query_strips)),
-      dout_strips_(call.template scratch<T>(thread, call.layout.dout_strips)),
+      q_panels_(call.template scratch<Packed>(thread, call.layout.query_panels)),
+      dout_panels_(call.template scratch<Packed>(thread, call.layout.dout_panels)),
+      q_strips_(call.template scratch<Packed>(thread, call.layout.query_strips)),
+      dout_strips_(call.template scratch<Packed>(thread, call.layout.dout_strips)),
       terms_(call.template scratch<T>(thread, call.layout.terms)) {}
 
 template <class T> i64 QueryRows<T>::strip_stride() const {
@@ -96,9 +96,9 @@ template <class T> void QueryRows<T>::pack() {
   for (i64 row = 0; row < count(); row += kernels.rows) {
     const i64 rows = std::min<i64>(kernels.rows, count() - row);
     kernels.pack_query({q_ + row, rows, problem.head_dim, q.strides[3], q.dtype}, call_.units.sign,
-                       q_panels_ + row * problem.head_dim);
+                       q_panels_ + call_.packed(row * call_.query_depth));
     kernels.pack_query({dout_ + row, rows, problem.value_dim, dout.strides[3], dout.dtype}, T{1},
-                       dout_panels_ + row * problem.value_dim);
+                       dout_panels_ + call_.packed(row * call_.value_depth));
   }
   kernels.pack_values({q_, count(), problem.head_dim, q.strides[3], q.dtype}, q_strips_);
   kernels.pack_values({dout_, count(), problem.value_dim, dout.strides[3], dout.dtype}, dout_strips_);

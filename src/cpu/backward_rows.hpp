@@ -30,11 +30,15 @@ template <class T> class QueryRows {
   Range numbers() const { return numbers_; }
 
   /// Panels of the rows from first_row on, a whole number of panels from the start.
-  const T* queries(i64 first_row) const { return q_panels_ + first_row * call_.problem.head_dim; }
-  const T* gradients(i64 first_row) const { return dout_panels_ + first_row * call_.problem.value_dim; }
-  /// Value strips from first_row on; the strips are strip_stride() apart.
-  const T* query_strips(i64 first_row) const { return q_strips_ + first_row * call_.kernels.columns; }
-  const T* gradient_strips(i64 first_row) const { return dout_strips_ + first_row * call_.kernels.columns; }
+  const Packed* queries(i64 first_row) const { return q_panels_ + call_.packed(first_row * call_.query_depth); }
+  const Packed* gradients(i64 first_row) const { return dout_panels_ + call_.packed(first_row * call_.value_depth); }
+  /// Value strips from first_row on, a multiple of the depth; the strips are strip_stride() elements apart.
+  const Packed* query_strips(i64 first_row) const {
+    return q_strips_ + call_.packed(first_row * call_.kernels.columns);
+  }
+  const Packed* gradient_strips(i64 first_row) const {
+    return dout_strips_ + call_.packed(first_row * call_.kernels.columns);
+  }
   i64 strip_stride() const;
 
  private:
@@ -46,7 +50,8 @@ template <class T> class QueryRows {
   Range numbers_;
   GradientRow<T>* rows_;
   const std::byte **q_, **dout_;  // rows; null where one sees no key
-  T *q_panels_, *dout_panels_, *q_strips_, *dout_strips_, *terms_;
+  Packed *q_panels_, *dout_panels_, *q_strips_, *dout_strips_;
+  T* terms_;
 };
 
 extern template class QueryRows<float>;

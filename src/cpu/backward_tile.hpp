@@ -19,28 +19,36 @@ template <class T> class GradientTile {
 
   /// Both are zero where a row does not look. Unless null, slopes[head - heads.begin] grows by the sum of |p - j| dS, of the
   /// logits.
-  void compute(const QueryRows<T>& rows, const KeyTile<T>& tile, double* slopes);
+  void compute(const QueryRows<T>& rows, const KeyTile& tile, double* slopes);
+
+  /// What was computed, as products read it: the last use of `gradients` as numbers is before.
+  void pack(const QueryRows<T>& rows, const KeyTile& tile);
 
   /// Row-major, a row of the block each. P is after dropout.
   const T* probabilities(i64 row) const { return p_ + row * stride(); }
   const T* gradients(i64 row) const { return ds_ + row * stride(); }
+  /// For accumulate_transposed.
+  const Packed* packed_probabilities() const { return p_operand_; }
+  const Packed* packed_gradients() const { return ds_operand_; }
   i64 stride() const { return backward_tile_stride(call_.key_block); }
 
  private:
-  void compute_panel(const QueryRows<T>& rows, i64 first_row, int count, const KeyTile<T>& tile, double* slopes);
+  void compute_panel(const QueryRows<T>& rows, i64 first_row, int count, const KeyTile& tile, double* slopes);
   void compute_row(const QueryHeads& heads, const GradientRow<T>& row, Range keys, T* p, T* ds, double* slopes);
-  void draw_dropout(const QueryHeads& heads, const GradientRow<T>& row, Range keys);
 
   const BackwardCall<T>& call_;
   TileWants wants_;
-  bool has_dropout_;
-  T *p_, *ds_, *bias_, *keep_, *derivative_;
+  T *p_, *ds_, *derivative_;
+  RowScratch<T> row_scratch_;
+  std::uint8_t* keep_;
+  Packed *p_transposed_, *ds_transposed_;
+  const Packed *p_operand_ = nullptr, *ds_operand_ = nullptr;
 };
 
 /// Columns of the tile, in whole strips, in which some of the rows sees a key.
 template <class T>
 Range seen_columns(const BackwardCall<T>& call, const QueryRows<T>& rows, i64 first_row, i64 count,
-                   const KeyTile<T>& tile) {
+                   const KeyTile& tile) {
   const Sequence& lengths = rows.heads().sequence;
   const Range queries{rows.rows()[static_cast<std::size_t>(first_row)].i,
                       rows.rows()[static_cast<std::size_t>(first_row + count - 1)].i + 1};

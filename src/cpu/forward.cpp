@@ -16,29 +16,16 @@ namespace narrows::cpu {
 namespace {
 
 template <class T> ForwardCall<T> make_forward_call(const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const TileKernels<T>& kernels = tile_kernels<T>(plan.instruction_set);
-  const bool rules = has_score_rules(problem, buffers);
-  const i64 key_block = round_up(plan.key_block, kernels.columns);
-  return {.problem = problem,
-          .buffers = buffers,
-          .kernels = kernels,
-          .units = rules ? natural_units<T>() : fused_units<T>(problem.rules.scale),
-          .score_rules = rules,
-          .dropout = dropout_rule(problem, buffers),
-          .query_block = plan.query_block,
-          .key_block = key_block,
-          .split_keys = plan.split_keys ? round_up(plan.split_keys, key_block) : kMaxCount,
-          .value_width = round_up(problem.value_dim, kernels.columns),
-          .packed = nullptr,
-          .partials = {},
-          .threads = nullptr,
-          .layout = forward_thread_scratch(problem, plan)};
+  ForwardCall<T> call{kernel_call<T>(problem, plan, buffers)};
+  call.split_keys = plan.split_keys ? round_up(plan.split_keys, call.key_block) : kMaxCount;
+  call.layout = forward_thread_scratch(problem, plan);
+  return call;
 }
 
 /// Gives the call its scratch; returns room for the heads of a wave.
 template <class T> KvHead* lay_out(ForwardCall<T>& call, const Plan& plan, Arena& arena) {
   const Regions& regions = plan.workspace;
-  call.packed = reinterpret_cast<T*>(arena.take(regions[kPacked]));
+  call.heads = arena.take(regions[kPacked]);
   KvHead* const heads = reinterpret_cast<KvHead*>(arena.take(regions[kHeads]));
   call.threads = arena.take(regions[kThreads]);
   call.partials = {.outputs = reinterpret_cast<T*>(arena.take(regions[kPartialOutputs])),
@@ -122,7 +109,7 @@ template <class T> class Wave {
 };
 
 template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave, int threads) {
-  if (call.packed) parallel_for(wave.tiles(), threads, [&](i64 tile, int thread) { wave.pack(tile, thread); });
+  if (call.heads) parallel_for(wave.tiles(), threads, [&](i64 tile, int thread) { wave.pack(tile, thread); });
   const i64 splits = call.partials.splits;
   if (splits == 1) {
     parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).run(); });

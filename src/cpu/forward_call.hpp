@@ -1,12 +1,9 @@
 // What the parts of the blocked forward share: the call, its scratch, and where its packed keys lie.
 #pragma once
 
-#include "core/problem.hpp"
-#include "cpu/row_logits.hpp"
-#include "cpu/tile_kernels.hpp"
+#include "cpu/kernel_call.hpp"
 #include "plan/cpu_forward.hpp"
 #include "shared/merge.h"
-#include "shared/philox.h"
 
 namespace narrows::cpu {
 
@@ -38,22 +35,13 @@ template <class T> struct Partials {
 };
 static_assert(sizeof(RunningSum<double>) <= kRunningSumBytes);
 
-template <class T> struct ForwardCall {
-  const Problem& problem;
-  const Buffers& buffers;
-  const TileKernels<T>& kernels;
-  Units<T> units;
-  bool score_rules;  // softcap, ALiBi or bias: scores become logits before the softmax
-  DropoutRule dropout;
-  i64 query_block;  // query rows of a task
-  i64 key_block;    // keys of a tile, a multiple of kernels.columns
-  i64 split_keys;   // keys of a split, a multiple of key_block
-  i64 value_width;  // dv in whole strips
+template <class T> struct ForwardCall : KernelCall<T> {
+  i64 split_keys = kMaxCount;  // keys of a split, a multiple of key_block
 
-  T* packed;  // tiles of whole heads; null: a task packs the tiles that it reads
-  Partials<T> partials;
-  std::byte* threads;
-  ForwardThreadScratch layout;  // of each thread's part
+  Packed* heads = nullptr;  // tiles of whole heads; null: a task packs the tiles that it reads
+  Partials<T> partials{};
+  std::byte* threads = nullptr;
+  ForwardThreadScratch layout{};  // of each thread's part
 
   template <class Part> Part* scratch(int thread, i64 start) const {
     return reinterpret_cast<Part*>(threads + thread * layout.bytes + start);
@@ -61,19 +49,19 @@ template <class T> struct ForwardCall {
 };
 
 /// One tile's packed keys and values.
-template <class T> struct PackedTile {
-  T* keys;
-  T* values;
+struct PackedTile {
+  Packed* keys;
+  Packed* values;
   i64 count;  // of keys, in whole strips
 };
 
 template <class T> KvHead make_kv_head(const ForwardCall<T>& call, i64 batch, i64 kv_head);
 template <class T> i64 packed_elements(const ForwardCall<T>& call, const KvHead& head);
 /// A tile of a head that has been packed ahead.
-template <class T> PackedTile<T> packed_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile);
+template <class T> PackedTile packed_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile);
 
-/// Packs a tile to its place in call.packed, or in the thread's scratch. What no row can see is not read, or read and replaced
+/// Packs a tile to its place in call.heads, or in the thread's scratch. What no row can see is not read, or read and replaced
 /// by zeros.
-template <class T> PackedTile<T> pack_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile, int thread);
+template <class T> PackedTile pack_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile, int thread);
 
 }  // namespace narrows::cpu

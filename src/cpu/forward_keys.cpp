@@ -16,9 +16,9 @@ template <class T> i64 keys_of_tile(const ForwardCall<T>& call, const KvHead& he
   return round_up(std::min(left, call.key_block), call.kernels.columns);
 }
 
-template <class T> PackedTile<T> tile_at(const ForwardCall<T>& call, const KvHead& head, i64 tile, T* start) {
+template <class T> PackedTile tile_at(const ForwardCall<T>& call, const KvHead& head, i64 tile, Packed* start) {
   const i64 count = keys_of_tile(call, head, tile);
-  return {start, start + count * call.problem.head_dim, count};
+  return {start, start + call.packed(count * call.query_depth), count};
 }
 
 /// A hidden key must not reach any row, but a weight of 0 times a value of NaN would: such rows are taken out.
@@ -61,21 +61,21 @@ template <class T> i64 packed_elements(const ForwardCall<T>& call, const KvHead&
   if (head.tiles.begin == head.tiles.end) return 0;
   const i64 keys =
       (head.tiles.end - 1 - head.tiles.begin) * call.key_block + keys_of_tile(call, head, head.tiles.end - 1);
-  return keys * (call.problem.head_dim + call.value_width);
+  return keys * (call.query_depth + call.value_width);
 }
 
-template <class T> PackedTile<T> packed_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile) {
+template <class T> PackedTile packed_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile) {
   const i64 keys_before = (tile - head.tiles.begin) * call.key_block;
   return tile_at(call, head, tile,
-                 call.packed + head.first_element + keys_before * (call.problem.head_dim + call.value_width));
+                 call.heads + call.packed(head.first_element + keys_before * (call.query_depth + call.value_width)));
 }
 
-template <class T> PackedTile<T> pack_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile, int thread) {
+template <class T> PackedTile pack_tile(const ForwardCall<T>& call, const KvHead& head, i64 tile, int thread) {
   const Problem& problem = call.problem;
   const View &k = call.buffers.k, &v = call.buffers.v;
-  const PackedTile<T> target = call.packed
-                                   ? packed_tile(call, head, tile)
-                                   : tile_at(call, head, tile, call.template scratch<T>(thread, call.layout.tile));
+  const PackedTile target = call.heads
+                                ? packed_tile(call, head, tile)
+                                : tile_at(call, head, tile, call.template scratch<Packed>(thread, call.layout.tile));
   const i64 first = tile * call.key_block;
   const Range seen = intersect(head.keys, {first, first + target.count});
   const std::span<const std::byte*> rows(call.template scratch<const std::byte*>(thread, call.layout.pointers),
@@ -100,9 +100,9 @@ template KvHead make_kv_head(const ForwardCall<float>&, i64, i64);
 template KvHead make_kv_head(const ForwardCall<double>&, i64, i64);
 template i64 packed_elements(const ForwardCall<float>&, const KvHead&);
 template i64 packed_elements(const ForwardCall<double>&, const KvHead&);
-template PackedTile<float> packed_tile(const ForwardCall<float>&, const KvHead&, i64);
-template PackedTile<double> packed_tile(const ForwardCall<double>&, const KvHead&, i64);
-template PackedTile<float> pack_tile(const ForwardCall<float>&, const KvHead&, i64, int);
-template PackedTile<double> pack_tile(const ForwardCall<double>&, const KvHead&, i64, int);
+template PackedTile packed_tile(const ForwardCall<float>&, const KvHead&, i64);
+template PackedTile packed_tile(const ForwardCall<double>&, const KvHead&, i64);
+template PackedTile pack_tile(const ForwardCall<float>&, const KvHead&, i64, int);
+template PackedTile pack_tile(const ForwardCall<double>&, const KvHead&, i64, int);
 
 }  // namespace narrows::cpu

@@ -1,12 +1,14 @@
 #include "cpu/machine.hpp"
 
 #include "core/environment.hpp"
+#include "core/error.hpp"
 #include "cpu/tile_kernels.hpp"
 
 #include <sched.h>
 #include <algorithm>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 namespace narrows::cpu {
 namespace {
@@ -28,15 +30,31 @@ int usable_cores() {
   return std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
 }
 
+std::vector<std::string_view> names_of_instruction_sets() {
+  std::vector<std::string_view> names;
+  for (const TileKernels<float>* kernels : available_tile_kernels<float>()) names.push_back(kernels->name);
+  return names;
+}
+
+/// All of them, or the one that the environment forces.
+std::span<const std::string_view> instruction_sets() {
+  static const std::vector<std::string_view> all = names_of_instruction_sets();
+  const std::string forced = environment::instruction_set();
+  if (forced.empty()) return all;
+  const auto found = std::find(all.begin(), all.end(), forced);
+  if (found != all.end()) return std::span(all).subspan(static_cast<std::size_t>(found - all.begin()), 1);
+  std::string names;
+  for (const std::string_view name : all) names += text(names.empty() ? "" : ", ", name);
+  refuse_value("NARROWS_FAMILY", text("cpu/", forced), text("the instruction sets of this CPU are ", names),
+               text("cpu/", all.front()));
+}
+
 }  // namespace
 
 Machine machine() {
   static const std::string name = model_name();
-  static const Machine found{.device = {},
-                             .name = name,
-                             .instruction_set = available_tile_kernels<float>().front()->name,
-                             .threads = usable_cores()};
-  Machine machine = found;
+  static const int cores = usable_cores();
+  Machine machine{.device = {}, .name = name, .instruction_sets = instruction_sets(), .threads = cores};
   if (const int threads = environment::threads()) machine.threads = threads;
   return machine;
 }

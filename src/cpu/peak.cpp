@@ -153,10 +153,11 @@ Machine measured(Machine machine) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, int>, Rates> known;
   const std::lock_guard lock(mutex);
-  auto found = known.find({machine.instruction_set, machine.threads});
+  const std::string set(machine.instruction_sets.front());
+  auto found = known.find({set, machine.threads});
   if (found == known.end()) {
-    const Rates rates{fma_rate(machine.instruction_set, machine.threads), read_rate(machine.threads)};
-    found = known.insert({{machine.instruction_set, machine.threads}, rates}).first;
+    const Rates rates{fma_rate(set, machine.threads), read_rate(machine.threads)};
+    found = known.insert({{set, machine.threads}, rates}).first;
   }
   machine.flops_per_second = found->second.flops;
   machine.bytes_per_second = found->second.bytes;

@@ -1,7 +1,6 @@
 #include "cpu/query_block.hpp"
 
 #include "cpu/cache.hpp"
-#include "cpu/dropout.hpp"
 #include "cpu/rotary.hpp"
 
 #include <algorithm>
@@ -22,11 +21,13 @@ QueryBlock<T>::QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range 
       thread_(thread),
       panel_rows_(call.kernels.rows),
       s_stride_(forward_score_stride(call.key_block)),
-      q_(call.template scratch<T>(thread, call.layout.queries)),
+      q_(call.template scratch<Packed>(thread, call.layout.queries)),
       s_(call.template scratch<T>(thread, call.layout.scores)),
       o_(call.template scratch<T>(thread, call.layout.outputs)),
-      bias_(call.template scratch<T>(thread, call.layout.bias)),
       rotated_(call.template scratch<T>(thread, call.layout.rotated)),
+      row_scratch_{call.template scratch<T>(thread, call.layout.bias),
+                   call.template scratch<std::byte>(thread, call.layout.allowed)},
+      keep_(call.template scratch<std::uint8_t>(thread, call.layout.keep)),
       pointers_(call.template scratch<const std::byte*>(thread, call.layout.pointers)),
       numbers_(rows),
       rows_(load_rows(rows)),
@@ -100,7 +101,7 @@ template <class T> void QueryBlock<T>::pack_queries() {
       source.stride = sizeof(T);
       source.dtype = accumulator(problem.dtype);
     }
-    call_.kernels.pack_query(source, call_.units.sign, q_ + row * d);
+    call_.kernels.pack_query(source, call_.units.sign, q_ + call_.packed(row * call_.query_depth));
   }
   std::fill_n(o_, count * call_.value_width, T{0});
 }
@@ -123,33 +124,32 @@ template <class T> void QueryBlock<T>::attend(Range keys) {
   if (keys.begin >= keys.end) return;
   const i64 count = static_cast<i64>(rows_.size());
   for (i64 tile = keys.begin / call_.key_block; tile * call_.key_block < keys.end; ++tile) {
-    const PackedTile<T> loaded =
-        call_.packed ? packed_tile(call_, head_, tile) : pack_tile(call_, head_, tile, thread_);
+    const PackedTile loaded = call_.heads ? packed_tile(call_, head_, tile) : pack_tile(call_, head_, tile, thread_);
     for (i64 row = 0; row < count; row += panel_rows_)
       attend_tile(row, std::min(panel_rows_, count - row), loaded, tile * call_.key_block);
   }
 }
 
 /// One panel against the part of one tile that its rows see.
-template <class T> void QueryBlock<T>::attend_tile(i64 first_row, i64 count, const PackedTile<T>& tile, i64 first_key) {
+template <class T> void QueryBlock<T>::attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key) {
   const std::span<Row> panel = rows_.subspan(size(first_row), size(count));
   const Range seen{panel.front().place.visible.begin - first_key, panel.back().place.visible.end - first_key};
   const Range hull = intersect(seen, {0, tile.count});
   if (hull.begin >= hull.end) return;
   const i64 strip = call_.kernels.columns;
   const i64 begin = hull.begin / strip * strip, columns = round_up(hull.end, strip) - begin;
-  const i64 d = call_.problem.head_dim, width = call_.value_width;
-  call_.kernels.scores(q_ + first_row * d, static_cast<int>(count), tile.keys + begin * d, columns / strip, d, s_,
-                       s_stride_);
+  const i64 depth = call_.query_depth;
+  call_.kernels.scores(q_ + call_.packed(first_row * depth), static_cast<int>(count),
+                       tile.keys + call_.packed(begin * depth), columns / strip, call_.problem.head_dim, s_, s_stride_);
   const Range keys{first_key + begin, first_key + begin + columns};
   for (i64 r = 0; r < count; ++r) {
     T* const s = s_ + r * s_stride_;
     Row& row = panel[size(r)];
-    make_logits(call_.buffers, call_.kernels, call_.score_rules, row.rules, row.place, keys, s, bias_);
+    make_logits(call_.buffers, call_.kernels, call_.score_rules, row.rules, row.place, keys, s, row_scratch_);
     add_weights(row, s, keys, output(first_row + r));
   }
-  call_.kernels.accumulate(s_, s_stride_, static_cast<int>(count), tile.values + begin * strip, tile.count * strip,
-                           columns, call_.problem.value_dim, output(first_row), width);
+  call_.kernels.accumulate(s_, s_stride_, static_cast<int>(count), tile.values + call_.packed(begin * strip),
+                           tile.count * strip, columns, call_.problem.value_dim, output(first_row), call_.value_width);
 }
 
 template <class T> void QueryBlock<T>::add_weights(Row& row, T* s, Range keys, T* o) {
@@ -166,9 +166,13 @@ template <class T> void QueryBlock<T>::add_weights(Row& row, T* s, Range keys, T
     }
     reference = raised;
   }
-  row.sum.sum += call_.kernels.weights(s, columns, call_.units, reference);
-  if (call_.problem.rules.dropout > 0)
-    drop(call_.dropout, row.place.batch, row.place.h, row.place.i, keys.begin, columns, s);
+  Dropout<T> dropout;
+  if (call_.problem.rules.dropout > 0) {
+    call_.kernels.keep_bits(call_.dropout, row.place.batch, row.place.h, row.place.i, keys.begin,
+                            ceil_div<i64>(columns, 8), keep_);
+    dropout = {keep_, keep_factor<T>(call_.dropout)};
+  }
+  row.sum.sum += call_.kernels.weights(s, columns, call_.units, reference, dropout);
 }
 
 /// In double from here on: an fp32 log-sum-exp of 10^4 would leave a sink's share an error of 10^-3.

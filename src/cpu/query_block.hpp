@@ -31,7 +31,7 @@ template <class T> class QueryBlock {
   void pack_queries();
   void rotate_queries(std::span<const Row> panel);
   void attend(Range keys);
-  void attend_tile(i64 first_row, i64 count, const PackedTile<T>& tile, i64 first_key);
+  void attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key);
   void add_weights(Row& row, T* s, Range keys, T* o);
   void finish(const Row& row, const T* o);
   T* output(i64 row) const { return o_ + row * call_.value_width; }
@@ -41,7 +41,10 @@ template <class T> class QueryBlock {
   int thread_;
   i64 panel_rows_;  // of a register tile
   i64 s_stride_;
-  T *q_, *s_, *o_, *bias_, *rotated_;
+  Packed* q_;
+  T *s_, *o_, *rotated_;
+  RowScratch<T> row_scratch_;
+  std::uint8_t* keep_;
   const std::byte** pointers_;
   Range numbers_;
   std::span<Row> rows_;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "cpu/scratch.hpp"
 #include "cpu/tile_kernels.hpp"
 
 #include <algorithm>
@@ -16,8 +15,6 @@ struct ScalarMath {
   template <class T> static T exp2(T x) { return std::exp2(x); }
   template <class T> static T log2(T x) { return std::log2(x); }
 };
-
-constexpr i64 round_up(i64 size, i64 unit) { return ceil_div(size, unit) * unit; }
 
 inline bool has_score_rules(const Problem& problem, const Buffers& buffers) {
   return problem.rules.softcap != 0 || buffers.alibi_slopes || buffers.bias;
@@ -41,10 +38,29 @@ template <class T> void fill_columns(T* s, Range columns, T value) {
   if (columns.begin < columns.end) std::fill(s + columns.begin, s + columns.end, value);
 }
 
-/// keys: of s, the last of which may not exist. bias: scratch for as many values, where the call has a bias.
+/// Room for a tile's keys, where the call has a bias or a mask.
+template <class T> struct RowScratch {
+  T* bias;
+  std::byte* allowed;
+};
+
+/// -inf for the keys of `visible`, the first of which is column 0, that the mask hides.
+template <class T>
+void hide_masked(const View& mask, const TileKernels<T>& kernels, const ScoreRow& row, Range visible, T* s,
+                 std::byte* scratch) {
+  const std::byte* allowed = mask.at(row.batch, row.h, row.i, visible.begin);
+  const i64 stride = mask.strides[3], count = visible.end - visible.begin;
+  if (stride != 1) {
+    for (i64 key = 0; key < count; ++key) scratch[key] = allowed[key * stride];
+    allowed = scratch;
+  }
+  kernels.hide(s, count, allowed);
+}
+
+/// keys: of s, the last of which may not exist.
 template <class T>
 void make_logits(const Buffers& buffers, const TileKernels<T>& kernels, bool with_rules, const ScoreRules<T>& rules,
-                 const ScoreRow& row, Range keys, T* s, T* bias) {
+                 const ScoreRow& row, Range keys, T* s, const RowScratch<T>& scratch) {
   const Range visible = intersect(row.visible, keys);
   const Range columns{visible.begin - keys.begin, std::max(visible.begin, visible.end) - keys.begin};
   const i64 count = keys.end - keys.begin;
@@ -52,19 +68,17 @@ void make_logits(const Buffers& buffers, const TileKernels<T>& kernels, bool wit
   if (with_rules) {
     const View& given = buffers.bias;
     if (given) {
+      T* const bias = scratch.bias;
       fill_columns(bias, {0, columns.begin}, T{0});
       kernels.convert(given.at(row.batch, row.h, row.i, visible.begin), given.strides[3], given.dtype,
                       columns.end - columns.begin, bias + columns.begin);
       fill_columns(bias, {columns.end, count}, T{0});
     }
-    kernels.logits(s, count, rules, static_cast<T>(row.position - keys.begin), given ? bias : nullptr);
+    kernels.logits(s, count, rules, static_cast<T>(row.position - keys.begin), given ? scratch.bias : nullptr);
   }
   fill_columns(s, {0, columns.begin}, -kInfinity<T>);
   fill_columns(s, {columns.end, count}, -kInfinity<T>);
-  if (!buffers.mask) return;
-  const std::byte* allowed = buffers.mask.at(row.batch, row.h, row.i, visible.begin);
-  for (i64 column = columns.begin; column < columns.end; ++column, allowed += buffers.mask.strides[3])
-    if (*allowed == std::byte{0}) s[column] = -kInfinity<T>;
+  if (buffers.mask) hide_masked(buffers.mask, kernels, row, visible, s + columns.begin, scratch.allowed);
 }
 
 }  // namespace narrows::cpu

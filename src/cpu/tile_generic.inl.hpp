@@ -8,6 +8,7 @@ struct GenericVectors : AddedExponents {
   using D = DoubleVector;
   static F fma(F a, F b, F c) { return a * b + c; }
   static D fma(D a, D b, D c) { return a * b + c; }
+  static WordVector product(WordVector a, WordVector b) { return a * b; }  // of 32-bit values
   static F max(F a, F b) { return a > b ? a : b; }
   static D max(D a, D b) { return a > b ? a : b; }
 

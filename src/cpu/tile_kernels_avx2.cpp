@@ -17,6 +17,7 @@ struct Isa : AddedExponents {
   static D fma(D a, D b, D c) { return (D)_mm256_fmadd_pd(a, b, c); }
   static F fused(F a, F b, F c) { return fma(a, b, c); }
   static D fused(D a, D b, D c) { return fma(a, b, c); }
+  static WordVector product(WordVector a, WordVector b) { return (WordVector)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
   static F max(F a, F b) { return (F)_mm256_max_ps(a, b); }
   static D max(D a, D b) { return (D)_mm256_max_pd(a, b); }
   static F from_half(const unsigned short* source) {

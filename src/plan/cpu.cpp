@@ -9,10 +9,12 @@
 namespace narrows {
 namespace {
 
-/// Tile sizes, one row for each instruction set and accumulator.
+/// Tile sizes, one row for each instruction set and accumulator. A set whose operands are narrower than its sums serves
+/// tensors of the operands' type alone.
 struct Tiles {
   std::string_view instruction_set;
-  DType accumulator;
+  DType accumulator, operand;
+  i64 depth;        // elements that a product sums over come in multiples of this
   i64 query_block;  // rows whose Q and O stay in L2 while K and V stream by
   i64 key_block;    // a panel of S, some rows by this many keys, stays in L1
   // Backward: P and dS of a block of rows by a block of keys, and what they are made of, stay in L2; Q and dO are packed
@@ -20,10 +22,22 @@ struct Tiles {
   i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
-    Tiles{"avx512", DType::fp32, 192, 512, 96, 128, 512},   Tiles{"avx512", DType::fp64, 96, 256, 48, 64, 256},
-    Tiles{"avx2", DType::fp32, 192, 512, 96, 128, 512},     Tiles{"avx2", DType::fp64, 96, 256, 48, 64, 256},
-    Tiles{"portable", DType::fp32, 192, 512, 96, 128, 512}, Tiles{"portable", DType::fp64, 96, 256, 48, 64, 256},
+    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
+    Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
+    Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
+    Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
+    Tiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
+    Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
 };
+
+const Tiles* tiles_for(DType dtype, std::span<const std::string_view> instruction_sets) {
+  for (const std::string_view name : instruction_sets)
+    for (const Tiles& row : kTiles)
+      if (row.instruction_set == name && row.accumulator == accumulator(dtype) &&
+          (row.operand == row.accumulator || row.operand == dtype))
+        return &row;
+  return nullptr;
+}
 
 constexpr double kFlopsForThreads = 4e6;  // below, handing out work costs more than it saves
 
@@ -32,14 +46,14 @@ constexpr double kFlopsForThreads = 4e6;  // below, handing out work costs more 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
   const DType accumulate = accumulator(problem.dtype);
-  const auto tiles = std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& row) {
-    return row.instruction_set == machine.instruction_set && row.accumulator == accumulate;
-  });
-  if (tiles == kTiles.end()) return text("no tile sizes for instruction set ", machine.instruction_set);
+  const Tiles* const tiles = tiles_for(problem.dtype, machine.instruction_sets);
+  if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);
 
   Plan plan;
   plan.family = "cpu";
   plan.instruction_set = tiles->instruction_set;
+  plan.operand = tiles->operand;
+  plan.depth = tiles->depth;
   plan.threads = problem.threads ? problem.threads : machine.threads;
   if (work.flops < kFlopsForThreads) plan.threads = 1;
   if (problem.operation == Operation::backward) {

@@ -1,7 +1,5 @@
 #include "plan/cpu_backward.hpp"
 
-#include "plan/cpu_forward.hpp"
-
 #include <algorithm>
 
 namespace narrows {
@@ -13,12 +11,6 @@ constexpr i64 kPartialBytes = i64{256} << 20;  // of sums of dQ at once, or four
 constexpr i64 kTasks = 16;
 // Rows of a tile would otherwise lie a power of two apart and fight for the same lines of L1.
 constexpr i64 kTileStrideExtra = 16;
-
-constexpr i64 round_up(i64 size, i64 unit) { return saturating_multiply(ceil_div(size, unit), unit); }
-constexpr i64 aligned(i64 bytes) { return bytes > kMaxCount - kScratchAlignment ? kMaxCount : round_up(bytes, 64); }
-
-i64 item(const Problem& problem) { return static_cast<i64>(item_size(accumulator(problem.dtype))); }
-i64 rows_of_head(const Problem& problem) { return saturating_multiply(problem.max_queries, problem.group()); }
 
 i64 partial_bytes(const Problem& problem) {
   return saturating_multiply(rows_of_head(problem), round_up(problem.head_dim, kMostColumns) * item(problem));
@@ -44,9 +36,9 @@ BackwardThreadScratch backward_thread_scratch(const Problem& problem, const Plan
   BackwardThreadScratch scratch;
   const auto take = [&](i64& start, i64 count, i64 size) {
     start = scratch.bytes;
-    scratch.bytes += aligned(count * size);
+    scratch.bytes += aligned_bytes(count * size);
   };
-  const i64 size = item(problem), pointer = static_cast<i64>(sizeof(void*));
+  const i64 size = item(problem), packed = packed_item(plan), pointer = static_cast<i64>(sizeof(void*));
   const i64 d = round_up(problem.head_dim, kMostColumns), dv = round_up(problem.value_dim, kMostColumns);
   const i64 rows = round_up(std::min(plan.query_block, rows_of_head(problem)), kMostColumns) + kMostPanelRows;
   const i64 block = round_up(plan.key_block, kMostColumns), row = backward_tile_stride(block);
@@ -54,19 +46,23 @@ BackwardThreadScratch backward_thread_scratch(const Problem& problem, const Plan
   take(scratch.rows, rows, kGradientRowBytes);
   take(scratch.query_pointers, rows, pointer);
   take(scratch.dout_pointers, rows, pointer);
-  take(scratch.query_panels, rows * d, size);
-  take(scratch.dout_panels, rows * dv, size);
-  take(scratch.query_strips, rows * d, size);
-  take(scratch.dout_strips, rows * dv, size);
+  take(scratch.query_panels, rows * d, packed);
+  take(scratch.dout_panels, rows * dv, packed);
+  take(scratch.query_strips, rows * d, packed);
+  take(scratch.dout_strips, rows * dv, packed);
   take(scratch.terms, 2 * dv, size);
   take(scratch.tiles, ceil_div(keys, plan.key_block), kKeyTileBytes);
   take(scratch.key_pointers, block, pointer);
   take(scratch.value_pointers, block, pointer);
-  take(scratch.keys, keys * (2 * d + dv), size);
+  take(scratch.keys, keys * (2 * d + dv), packed);
   take(scratch.probabilities, rows * row, size);
   take(scratch.gradients, rows * row, size);
+  const bool narrows = plan.operand != accumulator(problem.dtype);
+  take(scratch.transposed_probabilities, narrows ? rows * row : 0, packed);
+  take(scratch.transposed_gradients, narrows ? rows * row : 0, packed);
   take(scratch.bias, problem.bias.given ? row : 0, size);
-  take(scratch.keep, problem.rules.dropout > 0 ? row : 0, size);
+  take(scratch.keep, problem.rules.dropout > 0 ? row / 8 : 0, 1);
+  take(scratch.allowed, problem.mask.given ? row : 0, 1);
   take(scratch.derivative, problem.rules.softcap != 0 ? row : 0, size);
   take(scratch.dk, problem.wants_dk ? keys * d : 0, size);
   take(scratch.dv, problem.wants_dv ? keys * dv : 0, size);
@@ -78,8 +74,8 @@ Regions backward_scratch(const Problem& problem, const Plan& plan) {
   const i64 sums = saturating_multiply(plan.heads_at_once * plan.partials, partial_bytes(problem));
   const i64 slopes = saturating_multiply(saturating_multiply(problem.batch, problem.heads),
                                          plan.partials * static_cast<i64>(sizeof(double)));
-  return {{"sums of dQ", problem.wants_dq ? aligned(sums) : 0},
-          {"sums of dslopes", problem.wants_dslopes ? aligned(slopes) : 0},
+  return {{"sums of dQ", problem.wants_dq ? aligned_bytes(sums) : 0},
+          {"sums of dslopes", problem.wants_dslopes ? aligned_bytes(slopes) : 0},
           {"tiles", plan.threads * backward_thread_scratch(problem, plan).bytes}};
 }
 

@@ -1,7 +1,7 @@
 // Scratch of the CPU's backward: the plan sizes it and the backend lays it out, both from here.
 #pragma once
 
-#include "plan/plan.hpp"
+#include "plan/scratch.hpp"
 
 namespace narrows {
 
@@ -17,11 +17,12 @@ struct BackwardThreadScratch {
   i64 terms = 0;                              // a row of dO and of O
   i64 tiles = 0;                              // of the chunk: where each lies
   i64 key_pointers = 0, value_pointers = 0;
-  i64 keys = 0;                            // packed K and V of the chunk
-  i64 probabilities = 0, gradients = 0;    // P and dS of a tile
-  i64 bias = 0, keep = 0, derivative = 0;  // of one row and tile
-  i64 dk = 0, dv = 0;                      // sums of the chunk
-  i64 dbias = 0;                           // sums of a part
+  i64 keys = 0;                                                // packed K and V of the chunk
+  i64 probabilities = 0, gradients = 0;                        // P and dS of a tile
+  i64 transposed_probabilities = 0, transposed_gradients = 0;  // where a product cannot read those
+  i64 bias = 0, keep = 0, allowed = 0, derivative = 0;         // of one row and tile
+  i64 dk = 0, dv = 0;                                          // sums of the chunk
+  i64 dbias = 0;                                               // sums of a part
   i64 bytes = 0;
 };
 BackwardThreadScratch backward_thread_scratch(const Problem& problem, const Plan& plan);

@@ -6,7 +6,7 @@ namespace narrows {
 namespace {
 
 constexpr i64 kPackedBytes =
-    i64{256} << 20;                // of K and V copies, or of partial results, at once: one head's may be more
+    i64{64} << 20;                 // of K and V copies, or of partial results, at once: one head's may be more
 constexpr i64 kMostHeads = 65536;  // described in scratch at once
 // A call with fewer (sequence, kv head) pairs splits its keys into about as many tasks. A constant, not the machine's
 // threads: on every machine a call gives the same bits.
@@ -14,17 +14,14 @@ constexpr i64 kTasks = 64;
 // A panel's rows would otherwise lie a power of two apart and fight for the same lines of L1.
 constexpr i64 kScoreStrideExtra = 16;
 
-constexpr i64 round_up(i64 size, i64 unit) { return saturating_multiply(ceil_div(size, unit), unit); }
-constexpr i64 aligned(i64 bytes) { return bytes > kMaxCount - kScratchAlignment ? kMaxCount : round_up(bytes, 64); }
-
-i64 item(const Problem& problem) { return static_cast<i64>(item_size(accumulator(problem.dtype))); }
 i64 value_width(const Problem& problem) { return round_up(problem.value_dim, kMostColumns); }
 i64 key_block(const Plan& plan) { return round_up(plan.key_block, kMostColumns); }
-i64 rows_of_head(const Problem& problem) { return saturating_multiply(problem.max_queries, problem.group()); }
+i64 packed_row(const Problem& problem, const Plan& plan) {
+  return (round_up(problem.head_dim, plan.depth) + value_width(problem)) * packed_item(plan);
+}
 
-i64 packed_bytes(const Problem& problem) {
-  return saturating_multiply(round_up(problem.max_keys, kMostColumns),
-                             (problem.head_dim + value_width(problem)) * item(problem));
+i64 packed_bytes(const Problem& problem, const Plan& plan) {
+  return saturating_multiply(round_up(problem.max_keys, kMostColumns), packed_row(problem, plan));
 }
 
 i64 partial_output_bytes(const Problem& problem, i64 splits) {
@@ -47,18 +44,20 @@ ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& 
   ForwardThreadScratch scratch;
   const auto take = [&](i64& start, i64 count, i64 size) {
     start = scratch.bytes;
-    scratch.bytes += aligned(count * size);
+    scratch.bytes += aligned_bytes(count * size);
   };
   const i64 rows = std::min(plan.query_block, rows_of_head(problem)) + kMostPanelRows, d = problem.head_dim;
   const i64 keys = key_block(plan), tile = std::min(keys, round_up(problem.max_keys, kMostColumns));
   take(scratch.rows, rows, kQueryRowBytes);
-  take(scratch.queries, rows * d, item(problem));
+  take(scratch.queries, rows * round_up(d, plan.depth), packed_item(plan));
   take(scratch.scores, kMostPanelRows * forward_score_stride(keys), item(problem));
   take(scratch.outputs, rows * value_width(problem), item(problem));
   take(scratch.bias, problem.bias.given ? keys : 0, item(problem));
+  take(scratch.keep, problem.rules.dropout > 0 ? keys / 8 : 0, 1);
+  take(scratch.allowed, problem.mask.given ? keys : 0, 1);
   take(scratch.pointers, std::max(rows, keys), static_cast<i64>(sizeof(void*)));
   take(scratch.rotated, problem.rotary_pairs ? kMostPanelRows * d : 0, item(problem));
-  take(scratch.tile, plan.packs_ahead ? 0 : tile * (d + value_width(problem)), item(problem));
+  take(scratch.tile, plan.packs_ahead ? 0 : tile, packed_row(problem, plan));
   return scratch;
 }
 
@@ -70,11 +69,12 @@ Regions forward_scratch(const Problem& problem, const Plan& plan) {
   const i64 splits = forward_splits(problem, plan), heads = plan.heads_at_once;
   const i64 rows = splits > 1 ? saturating_multiply(rows_of_head(problem), splits) : 0;
   const i64 outputs = splits > 1 ? partial_output_bytes(problem, splits) : 0;
-  return {{"packed K and V", plan.packs_ahead ? aligned(saturating_multiply(heads, packed_bytes(problem))) : 0},
-          {"kv heads", aligned(heads * kKvHeadBytes)},
-          {"query blocks", plan.threads * forward_thread_scratch(problem, plan).bytes},
-          {"partial O", aligned(saturating_multiply(heads, outputs))},
-          {"partial sums", aligned(saturating_multiply(heads, saturating_multiply(rows, kRunningSumBytes)))}};
+  return {
+      {"packed K and V", plan.packs_ahead ? aligned_bytes(saturating_multiply(heads, packed_bytes(problem, plan))) : 0},
+      {"kv heads", aligned_bytes(heads * kKvHeadBytes)},
+      {"query blocks", plan.threads * forward_thread_scratch(problem, plan).bytes},
+      {"partial O", aligned_bytes(saturating_multiply(heads, outputs))},
+      {"partial sums", aligned_bytes(saturating_multiply(heads, saturating_multiply(rows, kRunningSumBytes)))}};
 }
 
 void plan_cpu_forward(const Problem& problem, Plan& plan) {
@@ -85,7 +85,7 @@ void plan_cpu_forward(const Problem& problem, Plan& plan) {
   plan.split_keys = split < tiles ? split * plan.key_block : 0;
 
   const i64 splits = forward_splits(problem, plan);
-  const i64 head_bytes = saturating_add(plan.packs_ahead ? packed_bytes(problem) : 0,
+  const i64 head_bytes = saturating_add(plan.packs_ahead ? packed_bytes(problem, plan) : 0,
                                         splits > 1 ? partial_output_bytes(problem, splits) : 0);
   const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
   plan.heads_at_once = std::clamp<i64>(kPackedBytes / std::max<i64>(head_bytes, 1), 1, std::min(heads, kMostHeads));

@@ -1,12 +1,11 @@
 // Scratch of the CPU's forward: the plan sizes it and the backend lays it out, both from here.
 #pragma once
 
-#include "plan/plan.hpp"
+#include "plan/scratch.hpp"
 
 namespace narrows {
 
-// Upper bounds for every instruction set's register tile and for the backend's own structs, so that a plan needs neither.
-inline constexpr i64 kMostPanelRows = 12, kMostColumns = 32;
+// Upper bounds for the backend's own structs, so that a plan needs none.
 inline constexpr i64 kQueryRowBytes = 128, kKvHeadBytes = 192, kRunningSumBytes = 32;
 
 /// Scratch of one thread: bytes from its start to each part. A part that the call does not need has the next one's place.
@@ -16,6 +15,8 @@ struct ForwardThreadScratch {
   i64 scores = 0;    // a panel of S
   i64 outputs = 0;   // O before it is normalised
   i64 bias = 0;      // of one row and tile
+  i64 keep = 0;      // of dropout, of one row and tile
+  i64 allowed = 0;   // of the mask, of one row and tile
   i64 pointers = 0;  // to rows of Q, K or V
   i64 rotated = 0;   // a panel of Q
   i64 tile = 0;      // packed K and V, where heads are not packed ahead

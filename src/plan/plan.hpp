@@ -42,6 +42,8 @@ inline constexpr i64 kScratchAlignment = 64;  // bytes; regions are whole multip
 struct Plan {
   std::string_view family;
   std::string_view instruction_set;  // CPU: name of the tile kernels
+  DType operand = DType::fp32;       // CPU: of what products multiply
+  i64 depth = 1;                     // CPU: elements that a product sums over come in multiples of this
   int threads = 1;
   i64 query_block = 0;    // rows of Q that a task keeps on chip
   i64 key_block = 0;      // keys of a tile

@@ -6,16 +6,24 @@
 
 namespace narrows {
 
-struct PhiloxBlock {
-  u32 words[4];
+// Word is u32, or a vector whose lanes are blocks: u64 lanes that hold 32 bits each.
+template <class Word> struct PhiloxBlock { Word words[4]; };
+
+template <class Word> struct PhiloxProduct { Word high, low; };
+
+struct PhiloxMath {
+  static constexpr PhiloxProduct<u32> product(u32 factor, u32 word) {
+    const u64 both = u64{factor} * word;
+    return {static_cast<u32>(both >> 32), static_cast<u32>(both)};
+  }
 };
 
-constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, u32 key0, u32 key1) {
+template <class Math, class Word>
+constexpr PhiloxBlock<Word> philox4x32_10(PhiloxBlock<Word> counter, u32 key0, u32 key1) {
   for (int round = 0; round < 10; ++round) {
-    const u64 a = u64{0xD2511F53u} * counter.words[0];
-    const u64 b = u64{0xCD9E8D57u} * counter.words[2];
-    counter = {{static_cast<u32>(b >> 32) ^ counter.words[1] ^ key0, static_cast<u32>(b),
-                static_cast<u32>(a >> 32) ^ counter.words[3] ^ key1, static_cast<u32>(a)}};
+    const PhiloxProduct<Word> a = Math::product(0xD2511F53u, counter.words[0]);
+    const PhiloxProduct<Word> b = Math::product(0xCD9E8D57u, counter.words[2]);
+    counter = {{b.high ^ counter.words[1] ^ key0, b.low, a.high ^ counter.words[3] ^ key1, a.low}};
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
@@ -41,21 +49,29 @@ struct DropoutRule {
 template <class T> constexpr T keep_factor(const DropoutRule& rule) { return static_cast<T>(65536.0 / rule.threshold); }
 
 // Decisions for global keys 8 group .. 8 group + 7, key 8 group in bit 0: word (j % 8) / 2, low half first. Batch, head and
-// row count within the call. What does not fit a 32-bit counter word enters it modulo 2^32.
-constexpr u32 keep_group(const DropoutRule& rule, i64 batch, i64 head, i64 row, u64 group) {
+// row count within the call. What does not fit a 32-bit counter word enters it modulo 2^32; `group` comes so reduced.
+template <class Math, class Word>
+constexpr Word keep_groups(const DropoutRule& rule, i64 batch, i64 head, i64 row, Word group) {
   const u32 global_batch = static_cast<u32>(batch) + static_cast<u32>(rule.origin_batch);
   const u32 global_head = static_cast<u32>(head) + static_cast<u32>(rule.origin_head);
   const u32 global_row = static_cast<u32>(row) + static_cast<u32>(rule.origin_row);
-  const PhiloxBlock counter{
-      {static_cast<u32>(group), global_row, global_batch * static_cast<u32>(rule.heads) + global_head, rule.offset}};
-  const PhiloxBlock random = philox4x32_10(counter, static_cast<u32>(rule.seed), static_cast<u32>(rule.seed >> 32));
-  u32 bits = 0;
+  const Word none = group ^ group, threshold = none + rule.threshold, low_half = none + 0xFFFFu;
+  const PhiloxBlock<Word> counter{{group, none + global_row,
+                                   none + (global_batch * static_cast<u32>(rule.heads) + global_head),
+                                   none + rule.offset}};
+  const PhiloxBlock<Word> random =
+      philox4x32_10<Math>(counter, static_cast<u32>(rule.seed), static_cast<u32>(rule.seed >> 32));
+  Word bits = none;
   for (int word = 0; word < 4; ++word) {
-    const u32 low = (random.words[word] & 0xFFFFu) < rule.threshold ? 1u : 0u;
-    const u32 high = random.words[word] >> 16 < rule.threshold ? 2u : 0u;
+    const Word low = (random.words[word] & low_half) < threshold ? none + 1u : none;
+    const Word high = random.words[word] >> 16 < threshold ? none + 2u : none;
     bits |= (low | high) << 2 * word;
   }
   return bits;
+}
+
+constexpr u32 keep_group(const DropoutRule& rule, i64 batch, i64 head, i64 row, u64 group) {
+  return keep_groups<PhiloxMath>(rule, batch, head, row, static_cast<u32>(group));
 }
 
 constexpr u64 global_key(const DropoutRule& rule, i64 key) {

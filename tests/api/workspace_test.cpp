@@ -127,8 +127,18 @@ TEST(Workspace, gradients_allocate_nothing) {
 }
 
 TEST(Workspace, the_counter_counts) {
+  const long before = allocations;
+  const Attention a({2, 300, 700, 4, 2, 40, 24});
+  EXPECT_GT(allocations, before);
+}
+
+TEST(Workspace, a_lent_one_is_what_is_used) {
   Attention a({2, 300, 700, 4, 2, 40, 24});
-  EXPECT_GT(allocations_of(a), 0);
+  std::vector<std::uint8_t> bytes;
+  a.options.workspace = workspace_of(bytes, workspace_size(a.in(), a.options));
+  std::fill(bytes.begin(), bytes.end(), std::uint8_t{0xa5});
+  forward(a.in(), a.out(), a.options);
+  EXPECT_GT(std::count_if(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte != 0xa5; }), 100000);
 }
 
 TEST(Workspace, one_byte_too_few_is_refused_before_anything_is_written) {

@@ -8,6 +8,7 @@
 #include "plan/cpu_backward.hpp"
 #include "tests/support/attention.hpp"
 #include "tests/support/check.hpp"
+#include "tests/support/instruction_sets.hpp"
 
 #include <string>
 
@@ -22,10 +23,8 @@ struct BackwardBlocks {
 inline void run_backward(const BackwardInputs& in, const Gradients& out, const Options& options,
                          const BackwardBlocks& blocks = {}) {
   const Call call = make_backward(in, out, options);
-  Machine machine;
-  machine.instruction_set =
-      blocks.instruction_set.empty() ? cpu::available_tile_kernels<float>().front()->name : blocks.instruction_set;
-  Plan plan = choose(call.problem, work(call), machine, "cpu").plan;
+  const InstructionSets sets(blocks.instruction_set);
+  Plan plan = choose(call.problem, work(call), sets.machine(), "cpu").plan;
   plan.threads = blocks.threads;
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;

@@ -6,6 +6,7 @@
 #include "cpu/tile_kernels.hpp"
 #include "plan/cpu_forward.hpp"
 #include "tests/support/attention.hpp"
+#include "tests/support/instruction_sets.hpp"
 
 #include <cstdlib>
 #include <string>
@@ -21,17 +22,10 @@ struct Blocks {
   i64 split_keys = 0;
 };
 
-inline std::vector<std::string> instruction_sets() {
-  std::vector<std::string> names;
-  for (const auto* kernels : cpu::available_tile_kernels<float>()) names.emplace_back(kernels->name);
-  return names;
-}
-
 inline void run_forward(const Inputs& in, const Outputs& out, const Options& options, const Blocks& blocks = {}) {
   const Call call = make_forward(in, out, options);
-  Machine machine;
-  machine.instruction_set = blocks.instruction_set.empty() ? instruction_sets().front() : blocks.instruction_set;
-  Plan plan = choose(call.problem, work(call), machine, "cpu").plan;
+  const InstructionSets sets(blocks.instruction_set);
+  Plan plan = choose(call.problem, work(call), sets.machine(), "cpu").plan;
   plan.threads = blocks.threads;
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;

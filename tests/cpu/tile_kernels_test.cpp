@@ -47,6 +47,11 @@ template <class T> Scratch<T> random_scratch(i64 count, std::uint64_t seed) {
   return values;
 }
 
+template <class T> Packed* packed(Scratch<T>& values) { return reinterpret_cast<Packed*>(values.get()); }
+template <class T> const Packed* packed(const Scratch<T>& values) {
+  return reinterpret_cast<const Packed*>(values.get());
+}
+
 bool same_or_both_nan(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 /// Rows of random numbers with the given element stride in elements; row 1 is missing.
@@ -98,22 +103,22 @@ TYPED_TEST(TileKernelsTest, packing_transposes_converts_and_pads_with_zeros) {
           for (const i64 count : {i64{1}, i64{2}, columns, columns + 3}) {
             const Source source(dtype, count, length, stride);
             const i64 keys = (count + columns - 1) / columns * columns;
-            Scratch<T> packed = random_scratch<T>(keys * std::max(length, width), 1);
-            set->pack_keys(source.rows, packed.get());
+            Scratch<T> room = random_scratch<T>(keys * std::max(length, width) + 64, 1);
+            set->pack_keys(source.rows, packed(room));
             for (i64 j = 0; j < keys; ++j)
               for (i64 x = 0; x < length; ++x)
-                ASSERT_EQ(packed[static_cast<std::size_t>((j / columns * length + x) * columns + j % columns)],
+                ASSERT_EQ(room[static_cast<std::size_t>((j / columns * length + x) * columns + j % columns)],
                           source.at(j, x));
-            set->pack_values(source.rows, packed.get());
+            set->pack_values(source.rows, packed(room));
             for (i64 j = 0; j < keys; ++j)
               for (i64 x = 0; x < width; ++x)
-                ASSERT_EQ(packed[static_cast<std::size_t>((x / columns * keys + j) * columns + x % columns)],
+                ASSERT_EQ(room[static_cast<std::size_t>((x / columns * keys + j) * columns + x % columns)],
                           source.at(j, x));
             if (count > set->rows) continue;
-            set->pack_query(source.rows, T{-1}, packed.get());
+            set->pack_query(source.rows, T{-1}, packed(room));
             for (i64 r = 0; r < set->rows; ++r)
               for (i64 x = 0; x < length; ++x)
-                ASSERT_EQ(packed[static_cast<std::size_t>(x * set->rows + r)], -source.at(r, x));
+                ASSERT_EQ(room[static_cast<std::size_t>(x * set->rows + r)], -source.at(r, x));
           }
         }
 }
@@ -188,7 +193,7 @@ TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend
       const i64 rows = set->rows, columns = set->columns, keys = 3 * columns, ld = keys + 16;
       const Scratch<T> panel = random_scratch<T>(rows * d, 1), strips = random_scratch<T>(keys * d, 2);
       const Scratch<T> whole = random_scratch<T>(rows * ld, 3);
-      set->scores(panel.get(), set->rows, strips.get(), 3, d, whole.get(), ld);
+      set->scores(packed(panel), set->rows, packed(strips), 3, d, whole.get(), ld);
       for (i64 r = 0; r < rows; ++r)
         for (i64 j = 0; j < keys; ++j) {
           double sum = 0, size = 0;
@@ -204,7 +209,7 @@ TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend
         }
       for (int count = 1; count < set->rows; ++count) {
         const Scratch<T> part = random_scratch<T>(rows * ld, 3);
-        set->scores(panel.get(), count, strips.get(), 3, d, part.get(), ld);
+        set->scores(packed(panel), count, packed(strips), 3, d, part.get(), ld);
         const Scratch<T> untouched = random_scratch<T>(rows * ld, 3);
         for (i64 r = 0; r < rows; ++r)
           for (i64 j = 0; j < keys; ++j)
@@ -224,7 +229,7 @@ TYPED_TEST(TileKernelsTest, accumulate_adds_weighted_values_for_every_width) {
       const Scratch<T> before = random_scratch<T>(rows * width, 3);
       for (int count = 1; count <= set->rows; ++count) {
         const Scratch<T> o = random_scratch<T>(rows * width, 3);
-        set->accumulate(p.get(), ld, count, v.get(), keys * columns, keys, dv, o.get(), width);
+        set->accumulate(p.get(), ld, count, packed(v), keys * columns, keys, dv, o.get(), width);
         for (i64 r = 0; r < rows; ++r)
           for (i64 x = 0; x < dv; ++x) {
             double sum = before[static_cast<std::size_t>(r * width + x)], size = std::abs(sum);
@@ -261,7 +266,7 @@ TYPED_TEST(TileKernelsTest, weights_are_powers_of_two_near_and_far) {
             maximum - static_cast<T>(deepest * 1.2 * static_cast<double>(j) / static_cast<double>(count));
       s[3] = -kInf<T>;
       std::vector<T> given(s.get(), s.get() + count);
-      const T sum = set->weights(s.get(), count, units, reference);
+      const T sum = set->weights(s.get(), count, units, reference, {});
       double expected_sum = 0;
       for (i64 j = 0; j < count; ++j) {
         const double score = given[static_cast<std::size_t>(j)];
@@ -287,13 +292,66 @@ TYPED_TEST(TileKernelsTest, weights_of_nothing_and_of_nan) {
   for (const auto* set : tested_kernels<T>()) {
     Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(set->columns));
     std::fill_n(s.get(), set->columns, -kInf<T>);
-    EXPECT_EQ(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{}), T{0});
+    EXPECT_EQ(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{}, {}), T{0});
     for (int j = 0; j < set->columns; ++j) EXPECT_EQ(s[static_cast<std::size_t>(j)], T{0});
     s[1] = kNaN<T>;
-    EXPECT_TRUE(std::isnan(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{})));
+    EXPECT_TRUE(std::isnan(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{}, {})));
     EXPECT_TRUE(std::isnan(s[1]));
     EXPECT_EQ(s[0], T{1});
   }
+}
+
+TYPED_TEST(TileKernelsTest, dropout_scales_what_it_keeps_after_the_sum) {
+  using T = TypeParam;
+  const DropoutRule rule{.seed = 77, .offset = 3, .threshold = keep_threshold(0.4), .origin_key = 5, .heads = 9};
+  for (const auto* set : tested_kernels<T>())
+    for (const i64 first_key : {i64{0}, i64{3}, i64{64}, (i64{1} << 35) - 40}) {
+      const i64 columns = 3 * set->columns;
+      const i64 bytes = ceil_div<i64>(columns, 8);
+      std::vector<std::uint8_t> keep(static_cast<std::size_t>(bytes + 1), 0xa5);
+      set->keep_bits(rule, 1, 2, 3, first_key, bytes, keep.data());
+      EXPECT_EQ(keep.back(), 0xa5) << "one byte too many";
+      Scratch<T> s = random_scratch<T>(columns, 4), plain = random_scratch<T>(columns, 4);
+      Scratch<T> dp = random_scratch<T>(columns, 5), plain_dp = random_scratch<T>(columns, 5);
+      const Reference<T> reference{T{3}, T{0}, T{3} * natural_units<T>().c};
+      const Dropout<T> dropout{keep.data(), T{2}};
+      EXPECT_EQ(set->weights(s.get(), columns, natural_units<T>(), reference, dropout),
+                set->weights(plain.get(), columns, natural_units<T>(), reference, {}));
+      for (i64 j = 0; j < columns; ++j) {
+        const std::size_t at = static_cast<std::size_t>(j);
+        ASSERT_EQ((keep[at / 8] >> j % 8 & 1) != 0, kept(rule, 1, 2, 3, first_key + j)) << set->name << " " << j;
+        ASSERT_EQ(s[at], kept(rule, 1, 2, 3, first_key + j) ? plain[at] * T{2} : T{0}) << set->name << " " << j;
+      }
+      Scratch<T> p = random_scratch<T>(columns, 6), plain_p = random_scratch<T>(columns, 6);
+      const BackwardReference<T> lse{T{1}, T{0}, T{1}, T{3}};
+      set->gradients(p.get(), dp.get(), columns, lse, T{0.25}, dropout);
+      set->gradients(plain_p.get(), nullptr, columns, lse, T{0.25}, {});
+      for (i64 j = 0; j < columns; ++j) {
+        const std::size_t at = static_cast<std::size_t>(j);
+        const T factor = kept(rule, 1, 2, 3, first_key + j) ? T{2} : T{0};
+        ASSERT_EQ(p[at], plain_p[at] * factor) << set->name << " " << j;
+        ASSERT_EQ(dp[at], plain_p[at] * (plain_dp[at] * factor - T{0.25})) << set->name << " " << j;
+      }
+    }
+}
+
+TYPED_TEST(TileKernelsTest, hide_selects_minus_infinity_at_any_place) {
+  using T = TypeParam;
+  for (const auto* set : tested_kernels<T>())
+    for (const i64 first : {0, 1, 3})
+      for (const i64 count : {0, 1, 7, 40}) {
+        Scratch<T> s = random_scratch<T>(64, 4);
+        const Scratch<T> before = random_scratch<T>(64, 4);
+        std::vector<std::byte> allowed(64);
+        for (std::size_t j = 0; j < 64; ++j) allowed[j] = std::byte(j % 3 == 0 ? 0 : j % 3 == 1 ? 1 : 0x80);
+        s[2] = kNaN<T>;
+        set->hide(s.get() + first, count, allowed.data());
+        for (i64 j = 0; j < 64; ++j) {
+          const bool hidden = j >= first && j < first + count && (j - first) % 3 == 0;
+          const T expected = hidden ? -kInf<T> : j == 2 ? kNaN<T> : before[static_cast<std::size_t>(j)];
+          ASSERT_TRUE(same_or_both_nan(s[static_cast<std::size_t>(j)], expected)) << set->name << " " << j;
+        }
+      }
 }
 
 TYPED_TEST(TileKernelsTest, maximum_ignores_nan_and_finds_every_place) {
@@ -350,11 +408,11 @@ TYPED_TEST(TileKernelsTest, one_infinity_or_nan_is_found_anywhere) {
   for (const auto* set : tested_kernels<T>()) {
     const i64 count = 2 * set->columns;
     Scratch<T> values = random_scratch<T>(count, 6);
-    EXPECT_TRUE(set->all_finite(values.get(), count));
+    EXPECT_TRUE(set->all_finite(packed(values), count));
     for (i64 place = 0; place < count; ++place)
       for (const T bad : {kInf<T>, -kInf<T>, kNaN<T>}) {
         const T kept = std::exchange(values[static_cast<std::size_t>(place)], bad);
-        EXPECT_FALSE(set->all_finite(values.get(), count));
+        EXPECT_FALSE(set->all_finite(packed(values), count));
         values[static_cast<std::size_t>(place)] = kept;
       }
   }

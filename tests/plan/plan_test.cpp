@@ -7,10 +7,12 @@
 namespace narrows::test {
 namespace {
 
+constexpr std::string_view kAvx2 = "avx2";
+
 Machine two_cores() {
   return {.device = {},
           .name = "test",
-          .instruction_set = "avx2",
+          .instruction_sets = {&kAvx2, 1},
           .threads = 2,
           .flops_per_second = 2e11,
           .bytes_per_second = 4e10};
@@ -37,16 +39,17 @@ TEST(Plan, cpu_decisions) {
   EXPECT_EQ(plan.heads_at_once, 4);
   EXPECT_EQ(plan.text(),
             "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 512\nkv heads at once 4\n"
-            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch query blocks 40896 bytes\n");
+            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch query blocks 88896 bytes\n");
 }
 
 TEST(Plan, names_what_it_does_not_take) {
   EXPECT_EQ(refusal(TestCall::dense(), two_cores(), "sm90"), "family: sm90: must be one of: cpu");
   Machine unknown = two_cores();
-  unknown.instruction_set = "mmx";
+  const std::string_view mmx = "mmx";
+  unknown.instruction_sets = {&mmx, 1};
   EXPECT_EQ(refusal(TestCall::dense(), unknown),
             "no family computes this (forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6): "
-            "cpu: no tile sizes for instruction set mmx");
+            "cpu: no instruction set of test has tile sizes for fp32");
 }
 
 TEST(Plan, scratch_is_linear_in_the_sequence_and_bounded) {

@@ -156,7 +156,7 @@ struct Math {
 };
 
 static_assert(visible_pairs(make_mask(-1, -1, true, 0), 5, 2, 2 - 5) == 3);
-static_assert(philox4x32_10({{0, 0, 0, 0}}, 0, 0).words[0] == 0x6627e8d5u);
+static_assert(philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{0, 0, 0, 0}}, 0, 0).words[0] == 0x6627e8d5u);
 static_assert(fused_units<float>(-0.5).sign == -1.f);
 
 extern "C" __global__ void probe_mask(Mask mask, i64 sq, i64 sk, i64 shift, i64* out) {

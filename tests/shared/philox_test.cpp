@@ -7,7 +7,7 @@
 namespace narrows {
 namespace {
 
-constexpr bool equal(const PhiloxBlock& a, const PhiloxBlock& b) {
+constexpr bool equal(const PhiloxBlock<u32>& a, const PhiloxBlock<u32>& b) {
   for (int i = 0; i < 4; ++i) {
     if (a.words[i] != b.words[i]) return false;
   }
@@ -15,10 +15,12 @@ constexpr bool equal(const PhiloxBlock& a, const PhiloxBlock& b) {
 }
 
 // The published known answers: zeros, ones, digits of pi (Random123's kat_vectors, philox4x32 with 10 rounds).
-static_assert(equal(philox4x32_10({{0, 0, 0, 0}}, 0, 0), {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
-static_assert(equal(philox4x32_10({{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u),
+static_assert(equal(philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{0, 0, 0, 0}}, 0, 0),
+                    {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
+static_assert(equal(philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u),
                     {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}));
-static_assert(equal(philox4x32_10({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0),
+static_assert(equal(philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}},
+                                              0xa4093822, 0x299f31d0),
                     {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
 
 static_assert(keep_threshold(0) == 65536 && keep_threshold(0.5) == 32768 && keep_threshold(0.1) == 58982);
@@ -27,9 +29,10 @@ static_assert(keep_factor<float>({.threshold = 65536}) == 1.f && keep_factor<dou
 
 // The contract's sentence, written once more: counter (j / 8, i, b H + h, offset), word (j % 8) / 2, low half first.
 bool kept_by_contract(const DropoutRule& rule, i64 b, i64 h, i64 i, i64 j) {
-  const PhiloxBlock random =
-      philox4x32_10({{static_cast<u32>(j / 8), static_cast<u32>(i), static_cast<u32>(b * rule.heads + h), rule.offset}},
-                    static_cast<u32>(rule.seed & 0xffffffffu), static_cast<u32>(rule.seed >> 32));
+  const PhiloxBlock<u32> random =
+      philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{static_cast<u32>(j / 8), static_cast<u32>(i),
+                                                  static_cast<u32>(b * rule.heads + h), rule.offset}},
+                                static_cast<u32>(rule.seed & 0xffffffffu), static_cast<u32>(rule.seed >> 32));
   const u32 word = random.words[j % 8 / 2];
   return (j % 2 == 0 ? word & 0xffffu : word >> 16) < rule.threshold;
 }
@@ -110,7 +113,8 @@ TEST(Dropout, thresholds_at_the_ends) {
   rule.threshold = 0;
   for (i64 j = 0; j < 4096; j += 8) ASSERT_EQ(keep_bits8(rule, 0, 0, 0, j), 0u);
   for (i64 j = 0; j < 16; ++j) {
-    const PhiloxBlock random = philox4x32_10({{static_cast<u32>(j / 8), 0, 0, 7}}, 0x9abcdef0, 0x12345678);
+    const PhiloxBlock<u32> random =
+        philox4x32_10<PhiloxMath>(PhiloxBlock<u32>{{static_cast<u32>(j / 8), 0, 0, 7}}, 0x9abcdef0, 0x12345678);
     const u32 half = random.words[j % 8 / 2] >> (j % 2 * 16) & 0xffffu;
     rule.threshold = half;
     EXPECT_FALSE(kept(rule, 0, 0, 0, j));

@@ -1,4 +1,4 @@
-// From tensors of any type and stride to tiles of the compute type, and back. Part of tile_kernels.inl.hpp.
+// Rows of any type and stride to T, and back. Part of tile_kernels.inl.hpp.
 
 namespace narrows::cpu {
 namespace {
@@ -22,11 +22,18 @@ template <class T> T element(const std::byte* p, DType dtype) {
 
 inline i64 size_of(DType dtype) { return dtype == DType::fp64 ? 8 : dtype == DType::fp32 ? 4 : 2; }
 
+// Short rows, for which a call of memcpy costs more than the copy.
+template <class T> inline void copy(const T* source, i64 count, T* out) {
+  i64 done = 0;
+  for (; done + kLanes<T> <= count; done += kLanes<T>) unaligned(out + done) = unaligned(source + done);
+  for (; done < count; ++done) out[done] = loaded<T>(source + done);
+}
+
 // The consecutive elements of a row; returns how many were done here.
 inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, float* out) {
   i64 done = 0;
   if (dtype == DType::fp32) {
-    __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(float));
+    copy(reinterpret_cast<const float*>(row), count, out);
     done = count;
   } else if (dtype == DType::bf16) {
     const unsigned short* source = reinterpret_cast<const unsigned short*>(row);
@@ -42,7 +49,7 @@ inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, flo
 
 inline i64 convert_consecutive(const std::byte* row, DType dtype, i64 count, double* out) {
   if (dtype != DType::fp64) return 0;
-  __builtin_memcpy(out, row, static_cast<std::size_t>(count) * sizeof(double));
+  copy(reinterpret_cast<const double*>(row), count, out);
   return count;
 }
 
@@ -105,51 +112,6 @@ template <class T> void store(const T* row, T factor, i64 count, std::byte* out,
     store_consecutive(values, chunk, converted, dtype);
     for (i64 x = 0; x < chunk; ++x)
       __builtin_memcpy(out + (from + x) * stride, converted + x * size, static_cast<std::size_t>(size));
-  }
-}
-
-template <class T> bool all_finite(const T* values, i64 count) {
-  Vector<T> sum = {};
-  for (i64 x = 0; x < count; x += kLanes<T>) sum += at(values + x) * T{0};
-  bool finite = true;
-  for (int lane = 0; lane < kLanes<T>; ++lane) finite = finite && sum[lane] == T{0};
-  return finite;
-}
-
-// --------------------------------------------------------------------------------------------------------------- packing
-
-template <class T> constexpr int kColumns = 2 * kLanes<T>;
-
-// rows x length to [length][Width]: in pieces that stay in L1 between the conversion and the transposition.
-template <int Width, class T> void transpose(const Rows& source, i64 first, T sign, T* out) {
-  constexpr i64 kPiece = 64;
-  T piece[Width][kPiece];
-  for (i64 from = 0; from < source.length; from += kPiece) {
-    const i64 count = source.length - from < kPiece ? source.length - from : kPiece;
-    for (int r = 0; r < Width; ++r) convert_or_clear(source, first + r, from, count, piece[r]);
-    for (i64 x = 0; x < count; ++x)
-      for (int r = 0; r < Width; ++r) out[(from + x) * Width + r] = piece[r][x] * sign;
-  }
-}
-
-template <class T> void pack_query(const Rows& source, T sign, T* panel) {
-  transpose<Isa::kRows>(source, 0, sign, panel);
-}
-
-template <class T> void pack_keys(const Rows& source, T* strips) {
-  for (i64 first = 0; first < source.count; first += kColumns<T>)
-    transpose<kColumns<T>>(source, first, T{1}, strips + first * source.length);
-}
-
-template <class T> void pack_values(const Rows& source, T* strips) {
-  const i64 keys = (source.count + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
-  for (i64 from = 0; from < source.length; from += kColumns<T>) {
-    const i64 count = source.length - from < kColumns<T> ? source.length - from : i64{kColumns<T>};
-    T* strip = strips + from * keys;
-    for (i64 key = 0; key < keys; ++key, strip += kColumns<T>) {
-      convert_or_clear(source, key, from, count, strip);
-      for (i64 x = count; x < kColumns<T>; ++x) strip[x] = T{0};
-    }
   }
 }
 
