@@ -12,6 +12,13 @@ namespace {
 
 template <class T> std::size_t size(T count) { return static_cast<std::size_t>(count); }
 
+/// A row of `length` elements that will be read or written soon: see prefetch_row in tile_convert.inl.hpp.
+template <int Write> void prefetch(const std::byte* row, i64 length, i64 stride) {
+  const i64 bytes = length * std::abs(stride);
+  const std::byte* const start = stride < 0 ? row - bytes : row;
+  for (i64 byte = 0; byte < bytes; byte += 64) __builtin_prefetch(start + byte, Write);
+}
+
 }  // namespace
 
 template <class T>
@@ -51,7 +58,13 @@ template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
 template <class T> void QueryBlock<T>::run() {
   pack_queries();
   attend(keys_);
-  for (std::size_t row = 0; row < rows_.size(); ++row) finish(rows_[row], output(static_cast<i64>(row)));
+  constexpr i64 kAhead = 8;
+  const i64 count = static_cast<i64>(rows_.size());
+  for (i64 row = 0; row < count; ++row) {
+    if (call_.buffers.o && row + kAhead < count)
+      prefetch<1>(target(rows_[size(row + kAhead)]), call_.problem.value_dim, call_.buffers.o.strides[3]);
+    finish(rows_[size(row)], output(row));
+  }
 }
 
 template <class T> void QueryBlock<T>::run_split(i64 split) {
@@ -90,14 +103,18 @@ template <class T> void QueryBlock<T>::pack_queries() {
   const Problem& problem = call_.problem;
   const View& q = call_.buffers.q;
   const i64 count = static_cast<i64>(rows_.size()), d = problem.head_dim;
+  for (i64 row = 0; row < count; ++row) {
+    const ScoreRow& place = rows_[size(row)].place;
+    pointers_[row] = q.at(head_.batch, head_.sequence.first_query + place.i, place.h);
+  }
+  const i64 stride = q.strides[3];
   for (i64 row = 0; row < count; row += panel_rows_) {
-    const std::span<const Row> panel = rows_.subspan(size(row), size(std::min(panel_rows_, count - row)));
-    const i64 rows = static_cast<i64>(panel.size());
-    for (std::size_t r = 0; r < panel.size(); ++r)
-      pointers_[r] = q.at(head_.batch, head_.sequence.first_query + panel[r].place.i, panel[r].place.h);
-    Rows source{pointers_, rows, d, q.strides[3], q.dtype};
+    const i64 rows = std::min(panel_rows_, count - row);
+    for (i64 next = row + rows; next < std::min(row + 2 * panel_rows_, count); ++next)
+      prefetch<0>(pointers_[next], d, stride);
+    Rows source{pointers_ + row, rows, d, stride, q.dtype};
     if (problem.rotary_pairs) {
-      rotate_queries(panel);
+      rotate_queries(row, rows);
       source.stride = sizeof(T);
       source.dtype = accumulator(problem.dtype);
     }
@@ -106,16 +123,17 @@ template <class T> void QueryBlock<T>::pack_queries() {
   std::fill_n(o_, count * call_.value_width, T{0});
 }
 
-/// Leaves pointers_ at rotated copies of the panel's rows: the caller's q stays as it is.
-template <class T> void QueryBlock<T>::rotate_queries(std::span<const Row> panel) {
+/// Leaves pointers_ at rotated copies of a panel's rows: the caller's q stays as it is.
+template <class T> void QueryBlock<T>::rotate_queries(i64 first_row, i64 count) {
   const Problem& problem = call_.problem;
   const Buffers& buffers = call_.buffers;
   const i64 base = buffers.rotary_base ? buffers.rotary_base[head_.batch] : filled_slots(head_.sequence);
-  for (std::size_t r = 0; r < panel.size(); ++r) {
-    T* const row = rotated_ + static_cast<i64>(r) * problem.head_dim;
-    call_.kernels.convert(pointers_[r], buffers.q.strides[3], buffers.q.dtype, problem.head_dim, row);
-    rotate(problem, buffers, call_.kernels, base + panel[r].place.i, row);
-    pointers_[r] = reinterpret_cast<const std::byte*>(row);
+  for (i64 r = 0; r < count; ++r) {
+    T* const row = rotated_ + r * problem.head_dim;
+    const std::byte*& pointer = pointers_[first_row + r];
+    call_.kernels.convert(pointer, buffers.q.strides[3], buffers.q.dtype, problem.head_dim, row);
+    rotate(problem, buffers, call_.kernels, base + rows_[size(first_row + r)].place.i, row);
+    pointer = reinterpret_cast<const std::byte*>(row);
   }
 }
 
@@ -175,30 +193,36 @@ template <class T> void QueryBlock<T>::add_weights(Row& row, T* s, Range keys, T
   row.sum.sum += call_.kernels.weights(s, columns, call_.units, reference, dropout);
 }
 
-/// In double from here on: an fp32 log-sum-exp of 10^4 would leave a sink's share an error of 10^-3.
 template <class T> void QueryBlock<T>::finish(const Row& row, const T* o) {
+  const Buffers& buffers = call_.buffers;
+  T factor = normalizer(row.sum.sum);
+  if (buffers.lse || buffers.sinks) factor *= write_lse(row);
+  if (buffers.o)
+    call_.kernels.store(o, factor, call_.problem.value_dim, target(row), buffers.o.strides[3], buffers.o.dtype);
+}
+
+/// Returns the keys' share beside the sink. In double: an fp32 log-sum-exp of 10^4 would leave it an error of 10^-3.
+template <class T> T QueryBlock<T>::write_lse(const Row& row) {
   const Buffers& buffers = call_.buffers;
   const Units<double> units{call_.units.sign, call_.units.c, call_.units.scale, call_.units.natural};
   const Reference<T>& found = row.sum.reference;
   const Reference<double> reference{found.maximum, found.base, found.subtrahend};
   double lse = log_sum_exp<ScalarMath>(units, reference, double{row.sum.sum});
-  T factor = normalizer(row.sum.sum);
+  T share = 1;
   const i64 h = row.place.h;
   if (buffers.sinks) {
     T sink = 0;
     call_.kernels.convert(buffers.sinks.at(h), 0, buffers.sinks.dtype, 1, &sink);
     const Merge<double> merge = merge_of<ScalarMath>(&lse, 1, 1, double{sink});
-    factor *= static_cast<T>(part_weight<ScalarMath>(merge, lse));
+    share = static_cast<T>(part_weight<ScalarMath>(merge, lse));
     lse = merged_lse<ScalarMath>(merge);
   }
-  const i64 i = head_.sequence.first_query + row.place.i;
-  if (const View& target = buffers.o)
-    call_.kernels.store(o, factor, call_.problem.value_dim, target.at(head_.batch, i, h), target.strides[3],
-                        target.dtype);
-  if (const View& target = buffers.lse) {
+  if (buffers.lse) {
     const T value = static_cast<T>(lse);
-    call_.kernels.store(&value, T{1}, 1, target.at(head_.batch, h, i), 0, target.dtype);
+    const i64 i = head_.sequence.first_query + row.place.i;
+    call_.kernels.store(&value, T{1}, 1, buffers.lse.at(head_.batch, h, i), 0, buffers.lse.dtype);
   }
+  return share;
 }
 
 template class QueryBlock<float>;

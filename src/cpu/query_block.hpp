@@ -29,12 +29,16 @@ template <class T> class QueryBlock {
 
   std::span<Row> load_rows(Range rows);
   void pack_queries();
-  void rotate_queries(std::span<const Row> panel);
+  void rotate_queries(i64 first_row, i64 count);
   void attend(Range keys);
   void attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key);
   void add_weights(Row& row, T* s, Range keys, T* o);
   void finish(const Row& row, const T* o);
+  T write_lse(const Row& row);
   T* output(i64 row) const { return o_ + row * call_.value_width; }
+  std::byte* target(const Row& row) const {
+    return call_.buffers.o.at(head_.batch, head_.sequence.first_query + row.place.i, row.place.h);
+  }
 
   const ForwardCall<T>& call_;
   const KvHead& head_;

@@ -66,6 +66,14 @@ template <class T> void convert_or_clear(const Rows& source, i64 row, i64 from, 
     for (i64 x = 0; x < count; ++x) out[x] = T{0};
 }
 
+// Rows of one head lie a page apart where heads are interleaved: no hardware prefetcher sees the next one coming.
+inline void prefetch_row(const Rows& source, i64 row) {
+  if (row >= source.count || !source.row[row]) return;
+  const i64 bytes = source.length * (source.stride < 0 ? -source.stride : source.stride);
+  const std::byte* const start = source.stride < 0 ? source.row[row] - bytes : source.row[row];
+  for (i64 byte = 0; byte < bytes; byte += 64) __builtin_prefetch(start + byte);
+}
+
 inline void store_consecutive(const float* values, i64 count, std::byte* out, DType dtype) {
   if (dtype == DType::fp32) {
     __builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(float));
