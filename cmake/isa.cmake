@@ -1,8 +1,10 @@
 # One binary runs on any x86-64-v2 machine: files named for an instruction set are compiled for it, the rest for the
 # baseline, and the library chooses at run time. On other architectures the x86 files are not part of the library.
-set(narrows_isa_names avx2 avx512)
+set(narrows_isa_names avx2 avx512 avx512bf16 amx)
 set(narrows_isa_flags_avx2 -mavx2 -mfma -mf16c)
 set(narrows_isa_flags_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c)
+set(narrows_isa_flags_avx512bf16 ${narrows_isa_flags_avx512} -mavx512bf16)
+set(narrows_isa_flags_amx ${narrows_isa_flags_avx512bf16} -mamx-tile -mamx-bf16)
 
 # Rewrites the source list in place. The order of the result matters: where an inline function of a header was emitted
 # into several objects the linker keeps the first, which must be the one that the oldest machine can execute.
@@ -15,7 +17,8 @@ function(narrows_apply_isa list_name)
     set(on_x86 TRUE)
   endif()
   set(ordered ${sources})
-  list(FILTER ordered EXCLUDE REGEX "/src/cpu/[^/]*_avx(2|512)\\.cpp$")
+  list(JOIN narrows_isa_names "|" any_isa)
+  list(FILTER ordered EXCLUDE REGEX "/src/cpu/[^/]*_(${any_isa})\\.cpp$")
   if(on_x86 AND ordered)
     set_property(SOURCE ${ordered} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v2)
   endif()

@@ -13,7 +13,7 @@ import sys
 
 PUBLIC = re.compile(r"(?:(?:vtable|typeinfo|typeinfo name|VTT|guard variable|construction vtable) for )?narrows::|narrows_\w+$")
 NEEDED = re.compile(r"(?:libc|libm|libpthread|libstdc\+\+|libgcc_s|libc\+\+|libc\+\+abi|ld-linux[\w-]*)\.so\.\d+")
-ISA_OBJECT = re.compile(r"_avx\w*\.cpp\.o$")
+ISA_OBJECT = re.compile(r"_(?:avx\w*|amx)\.cpp\.o$")
 
 
 def output(*command):

@@ -6,7 +6,9 @@
 
 #include <sched.h>
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -49,7 +51,24 @@ std::span<const std::string_view> instruction_sets() {
                text("cpu/", all.front()));
 }
 
+std::string word_of(const std::string& path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return word;
+}
+
 }  // namespace
+
+std::int64_t cache_bytes(int level) {
+  for (int index = 0;; ++index) {
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+    const std::string found = word_of(folder + "level"), size = word_of(folder + "size");  // "3", "32768K"
+    if (found.empty()) return 0;
+    if (found != std::to_string(level) || word_of(folder + "type") == "Instruction" || size.empty()) continue;
+    const std::int64_t unit = size.back() == 'K' ? 1 << 10 : size.back() == 'M' ? 1 << 20 : 1;
+    return std::atoll(size.c_str()) * unit;
+  }
+}
 
 Machine machine() {
   static const std::string name = model_name();

@@ -1,8 +1,9 @@
 #include "cpu/peak.hpp"
 
 #include "core/error.hpp"
+#include "cpu/features.hpp"
+#include "cpu/machine.hpp"
 #include "cpu/peak_loops.hpp"
-#include "cpu/tile_kernels.hpp"
 
 #include <algorithm>
 #include <barrier>
@@ -15,15 +16,13 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 namespace narrows::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kWindow{10};
 
 struct Span {
   Clock::time_point begin, end;
@@ -32,8 +31,8 @@ struct Span {
 
 /// Units a second in the best of some windows of time, in each of which every thread works from the same moment on.
 /// chunk(thread) does a small piece of work, tens of microseconds, and returns its units.
-double best_rate(int threads, int windows, const std::function<void(int)>& prepare,
-                 const std::function<double(int)>& chunk) {
+double best_rate(int threads, std::chrono::milliseconds window_time, int windows,
+                 const std::function<void(int)>& prepare, const std::function<double(int)>& chunk) {
   std::vector<std::vector<Span>> spans(static_cast<std::size_t>(windows),
                                        std::vector<Span>(static_cast<std::size_t>(threads)));
   std::barrier start(threads);
@@ -45,7 +44,7 @@ double best_rate(int threads, int windows, const std::function<void(int)>& prepa
       do {
         span.units += chunk(thread);
         span.end = Clock::now();
-      } while (span.end - span.begin < kWindow);
+      } while (span.end - span.begin < window_time);
       window[static_cast<std::size_t>(thread)] = span;
     }
   };
@@ -73,43 +72,57 @@ double best_rate(int threads, int windows, const std::function<void(int)>& prepa
   return best;
 }
 
-const PeakLoop& loop_of(std::string_view instruction_set) {
-  for (const TileKernels<float>* kernels : available_tile_kernels<float>()) {
-    if (kernels->name != instruction_set) continue;
+struct Loops {
+  std::string_view instruction_set;
+  bool executable;
+  const PeakLoop* single;  // fp32 multiply-adds
+  const PeakLoop* bf16;    // the same where there are no dot products of bf16
+  ReadLoop read;
+};
+
+/// Best first.
+std::vector<Loops> all_loops() {
+  return {
 #if defined(__x86_64__)
-    if (instruction_set == "avx512") return kPeakLoopAvx512;
-    if (instruction_set == "avx2") return kPeakLoopAvx2;
+    {"amx", features().amx, &kPeakLoopAvx512, &kPeakLoopAmx, kReadLoopAvx512},
+        {"avx512bf16", features().avx512bf16, &kPeakLoopAvx512, &kPeakLoopAvx512Bf16, kReadLoopAvx512},
+        {"avx512", features().avx512, &kPeakLoopAvx512, &kPeakLoopAvx512, kReadLoopAvx512},
+        {"avx2", features().avx2, &kPeakLoopAvx2, &kPeakLoopAvx2, kReadLoopAvx2},
 #endif
-    return kPeakLoopPortable;
-  }
+        {"portable", true, &kPeakLoopPortable, &kPeakLoopPortable, kReadLoopPortable},
+  };
+}
+
+const PeakLoop& loop_of(std::string_view instruction_set, DType dtype) {
+  if (dtype != DType::fp32 && dtype != DType::fp16 && dtype != DType::bf16)
+    refuse_type("dtype", name(dtype), "has no peak loop; must be fp32, fp16 or bf16", "fp32");
+  for (const Loops& loops : all_loops())
+    if (loops.executable && loops.instruction_set == instruction_set)
+      return dtype == DType::bf16 ? *loops.bf16 : *loops.single;
   refuse_value("instruction set", instruction_set, "this CPU cannot execute it", "portable");
+}
+
+ReadLoop widest_read() {
+  const std::vector<Loops> all = all_loops();
+  return std::find_if(all.begin(), all.end(), [](const Loops& loops) { return loops.executable; })->read;
 }
 
 /// Twice the last cache within bounds: systems report none, or the sum of caches of which a core reaches one, and touching
 /// pages for the first time takes longer than reading them.
 std::size_t uncached_bytes() {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
-  long cache = 0;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-  return std::clamp(2 * static_cast<std::size_t>(std::max(cache, 0L)), 64 * kMiB, 128 * kMiB);
-}
-
-std::uint64_t read(const std::uint64_t* words, std::size_t count) {
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < count; ++i) sum ^= words[i];
-  return sum;
+  return std::clamp(2 * static_cast<std::size_t>(cache_bytes(3)), 64 * kMiB, 128 * kMiB);
 }
 
 }  // namespace
 
-double fma_rate(std::string_view instruction_set, int threads) {
+double peak_rate(std::string_view instruction_set, DType dtype, int threads) {
   constexpr long kRounds = 4096;
-  constexpr int kWindows = 5;
-  const PeakLoop& loop = loop_of(instruction_set);
+  constexpr std::chrono::milliseconds kWindow{3};  // short enough to be left alone in beside other processes
+  constexpr int kWindows = 16;
+  const PeakLoop& loop = loop_of(instruction_set, dtype);
   return best_rate(
-      threads, kWindows, [](int) {},
+      threads, kWindow, kWindows, [](int) {},
       [&](int) {
         volatile float result = loop.run(kRounds);
         static_cast<void>(result);
@@ -120,29 +133,34 @@ double fma_rate(std::string_view instruction_set, int threads) {
 double read_rate(int threads) { return read_rate(threads, uncached_bytes()); }
 
 double read_rate(int threads, std::size_t bytes) {
-  constexpr std::size_t kLargestChunk = std::size_t{1} << 17;  // words: 1 MiB
+  constexpr std::size_t kBlock = kReadBlock, kLargestChunk = std::size_t{1} << 11;  // blocks: 1 MiB
+  constexpr std::chrono::milliseconds kWindow{10};
   constexpr int kWindows = 3;
+  struct alignas(kBlock) Block {
+    std::byte bytes[kBlock];
+  };
   struct Slice {
-    std::unique_ptr<std::uint64_t[]> words;
+    std::unique_ptr<Block[]> blocks;
     std::size_t next = 0;
   };
   const auto count = static_cast<std::size_t>(threads);
-  const std::size_t words = std::max<std::size_t>(bytes / sizeof(std::uint64_t) / count, 1);
-  const std::size_t chunk = std::min(words, kLargestChunk), chunks = words / chunk;
+  const std::size_t blocks = std::max<std::size_t>(bytes / kBlock / count, 1);
+  const std::size_t chunk = std::min(blocks, kLargestChunk), chunks = blocks / chunk;
   const std::size_t passes = kLargestChunk / chunk;  // so that looking at the clock costs little
+  const ReadLoop read = widest_read();
   std::vector<Slice> slices(count);
-  for (Slice& slice : slices) slice.words.reset(new std::uint64_t[chunks * chunk]);
+  for (Slice& slice : slices) slice.blocks.reset(new Block[chunks * chunk]);
   const auto touch = [&](int thread) {
-    std::memset(slices[static_cast<std::size_t>(thread)].words.get(), 1, chunks * chunk * sizeof(std::uint64_t));
+    std::memset(slices[static_cast<std::size_t>(thread)].blocks.get(), 1, chunks * chunk * kBlock);
   };
-  return best_rate(threads, kWindows, touch, [&](int thread) {
+  return best_rate(threads, kWindow, kWindows, touch, [&](int thread) {
     Slice& slice = slices[static_cast<std::size_t>(thread)];
     for (std::size_t pass = 0; pass < passes; ++pass) {
-      volatile std::uint64_t result = read(slice.words.get() + slice.next * chunk, chunk);
+      volatile unsigned long long result = read(slice.blocks.get() + slice.next * chunk, static_cast<long>(chunk));
       static_cast<void>(result);
     }
     slice.next = (slice.next + 1) % chunks;
-    return static_cast<double>(passes * chunk * sizeof(std::uint64_t));
+    return static_cast<double>(passes * chunk * kBlock);
   });
 }
 
@@ -156,7 +174,7 @@ Machine measured(Machine machine) {
   const std::string set(machine.instruction_sets.front());
   auto found = known.find({set, machine.threads});
   if (found == known.end()) {
-    const Rates rates{fma_rate(set, machine.threads), read_rate(machine.threads)};
+    const Rates rates{peak_rate(set, DType::fp32, machine.threads), read_rate(machine.threads)};
     found = known.insert({{set, machine.threads}, rates}).first;
   }
   machine.flops_per_second = found->second.flops;

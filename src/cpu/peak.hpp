@@ -7,9 +7,10 @@
 
 namespace narrows::cpu {
 
-/// FLOP/s of fp32 multiply-adds in registers, on `threads` threads at once; instruction_set as in Machine. Throws Error for
-/// one that this CPU cannot execute. Takes 50 ms.
-double fma_rate(std::string_view instruction_set, int threads);
+/// FLOP/s of what the kernels of an instruction set are made of, in registers, on `threads` threads at once: of bf16 dot
+/// products for bf16 where it has them ("avx512bf16", "amx"), else of fp32 multiply-adds. Throws Error for an instruction
+/// set that this CPU cannot execute and for dtypes but fp32, fp16 and bf16. Takes 50 ms.
+double peak_rate(std::string_view instruction_set, DType dtype, int threads);
 
 /// Bytes/s read from memory beyond the caches. Takes about 0.1 s and up to 128 MiB.
 double read_rate(int threads);

@@ -1,10 +1,7 @@
 #include "cpu/tile_kernels.hpp"
 
 #include "core/error.hpp"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
+#include "cpu/features.hpp"
 
 #include <type_traits>
 #include <vector>
@@ -12,26 +9,11 @@
 namespace narrows::cpu {
 namespace {
 
-#if defined(__x86_64__)
-// clang 14's __builtin_cpu_supports does not know f16c.
-bool has_f16c() {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
-
 std::vector<const InstructionSet*> executable() {
   std::vector<const InstructionSet*> sets;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    sets.push_back(&kTileKernelsAvx512);
-  if (avx2) sets.push_back(&kTileKernelsAvx2);
+  if (features().avx512) sets.push_back(&kTileKernelsAvx512);
+  if (features().avx2) sets.push_back(&kTileKernelsAvx2);
 #endif
   sets.push_back(&kTileKernelsPortable);
   return sets;

@@ -1,4 +1,4 @@
-// narrows explain, info, bench, --help: what they print.
+// narrows explain, info, --help: what they print.
 #include <gmock/gmock.h>
 
 #include "tests/tools/cli_support.hpp"
@@ -97,77 +97,6 @@ TEST(CliInfo, names_instruction_sets_families_and_variables) {
   EXPECT_EQ(text.code, 0);
   for (const char* part : {"narrows ", "chosen", "cpu", "NARROWS_FAMILY   (not set)"})
     EXPECT_THAT(text.out, HasSubstr(part));
-}
-
-TEST(CliBench, prints_the_row_format_of_every_measurement) {
-  const Outcome outcome =
-      narrows({"bench", "--op", "forward", "--sq",    "16",        "--d",      "8",    "--dv",      "4", "--h",
-               "2",     "--hk", "1",       "--dtype", "fp32,bf16", "--causal", "true", "--threads", "1", "--json"});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(outcome.err, "");
-  ASSERT_EQ(outcome.objects().size(), 2U);
-  const nlohmann::ordered_json first = nlohmann::ordered_json::parse(outcome.out.substr(0, outcome.out.find('\n')));
-  std::vector<std::string> keys;
-  for (const auto& item : first.items()) keys.push_back(item.key());
-  EXPECT_THAT(keys,
-              testing::ElementsAre("op", "backend", "family", "dtype", "b", "h", "hk", "sq", "sk", "d", "dv", "causal",
-                                   "case", "threads", "ms", "tflops", "peak", "fraction", "peers", "against", "ratio"));
-  for (const Json& row : outcome.objects()) {
-    EXPECT_EQ(row["causal"], true);
-    EXPECT_EQ(row["hk"], 1);
-    EXPECT_EQ(row["dv"], 4);
-    const double flops = 2.0 * (8 + 4) * 2 * 16 * 16 / 2;
-    EXPECT_NEAR(row["tflops"].get<double>() * row["ms"].get<double>() * 1e9 / flops, 1, 1e-9);
-    EXPECT_NEAR(row["fraction"].get<double>(), row["tflops"].get<double>() / row["peak"].get<double>(), 1e-12);
-    EXPECT_EQ(row["peers"], Json::object());
-    EXPECT_TRUE(row["ratio"].is_null());
-  }
-  EXPECT_EQ(outcome.objects()[0]["dtype"], "fp32");
-  EXPECT_EQ(outcome.objects()[1]["dtype"], "bf16");
-}
-
-TEST(CliBench, measures_backward_and_decode) {
-  const Outcome outcome = narrows({"bench",   "--op",      "backward,decode",
-                                   "--sq",    "16",        "--sk",
-                                   "32",      "--d",       "8",
-                                   "--dv",    "4",         "--h",
-                                   "4",       "--b",       "2",
-                                   "--dtype", "fp32",      "--causal",
-                                   "true",    "--threads", "1",
-                                   "--json"});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  ASSERT_EQ(outcome.objects().size(), 2U);
-  const Json backward = outcome.objects()[0], decode = outcome.objects()[1];
-  EXPECT_EQ(backward["op"], "backward");
-  EXPECT_EQ(backward["hk"], 4);
-  const double flops = 2.0 * (3 * 8 + 2 * 4) * 2 * 4 * 16 * 32 / 2;
-  EXPECT_NEAR(backward["tflops"].get<double>() * backward["ms"].get<double>() * 1e9 / flops, 1, 1e-9);
-  EXPECT_EQ(decode["op"], "decode");
-  EXPECT_EQ(decode["hk"], 1);
-  EXPECT_FALSE(decode.contains("tflops"));
-  const double bytes = 4.0 * 2 * (32 * 1 + 16 * 4) * (8 + 4);
-  EXPECT_NEAR(decode["gbps"].get<double>() * decode["ms"].get<double>() * 1e6 / bytes, 1, 1e-9);
-  EXPECT_NEAR(decode["fraction"].get<double>(), decode["gbps"].get<double>() / decode["peak"].get<double>(), 1e-12);
-}
-
-TEST(CliBench, a_row_of_decode_is_one_query_and_a_long_cache) {
-  const Outcome outcome =
-      narrows({"bench", "--op", "decode", "--d", "8", "--sk", "64", "--dtype", "bf16", "--threads", "1", "--json"});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  ASSERT_EQ(outcome.objects().size(), 1U);
-  const Json row = outcome.objects()[0];
-  EXPECT_EQ(row["sq"], 1);
-  EXPECT_EQ(row["h"], 32);
-  EXPECT_EQ(row["hk"], 8);
-  EXPECT_EQ(row["causal"], false);
-}
-
-TEST(CliBench, text_has_a_heading_and_a_line_for_each_row) {
-  const Outcome outcome = narrows({"bench", "--op", "forward", "--sq", "16,32", "--d", "8", "--h", "1", "--dtype",
-                                   "fp32", "--causal", "false", "--threads", "1"});
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 3);
-  EXPECT_THAT(outcome.out, testing::StartsWith("op       family dtype"));
 }
 
 TEST(CliHelp, teaches) {

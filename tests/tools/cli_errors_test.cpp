@@ -96,9 +96,16 @@ TEST_F(CliErrors, numbers) {
            ErrorCase{{"explain", "--sq", "4", "--d", "8", "--cu-seqlens-q", "0,4"},
                      2,
                      "--sq: 4: cu_seqlens_q already says how many rows there are"},
-           ErrorCase{{"bench", "--dtype", "fp64"}, 2, "--dtype: fp64: the peak is of fp32"},
+           ErrorCase{{"bench", "--dtype", "fp64"}, 2, "--dtype: fp64: has no measured peak"},
            ErrorCase{{"bench", "--sq", "0"}, 2, "--sq: '0': must be a whole number from 1 to 1048576"},
            ErrorCase{{"bench", "--op", "sideways"}, 2, "--op: 'sideways': must be forward, backward or decode"},
+           ErrorCase{{"bench", "--case", "odd"}, 2, "--case: 'odd': must be one of plain, bias, mask, softcap"},
+           ErrorCase{{"bench", "--op", "decode", "--case", "bias"}, 2, "--case: bias: paged16 is of decode"},
+           ErrorCase{{"bench", "--case", "varlen", "--b", "2"}, 2, "--b: 2: sequences and lengths of --case varlen"},
+           ErrorCase{{"bench", "--case", "gqa4", "--h", "6"}, 2, "--h: 6: --case gqa4 has four query heads"},
+           ErrorCase{{"bench", "--peers", ""}, 2, "--peers: '': must name a Python interpreter"},
+           ErrorCase{{"bench", "--peers", "/no/python", "--sq", "16"}, 2, "--peers: '/no/python': cannot be started"},
+           ErrorCase{{"bench", "--peers", "python3", "--no-peers"}, 2, "--peers: 'python3': contradicts --no-peers"},
        })
     expect_error(test);
 }

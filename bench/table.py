@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Puts measured rows into a Markdown page: `table.py ROWS PAGE...` with the lines that `narrows bench --json` printed.
+
+Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
+cases; `name=value,value` behind it leaves out other rows (`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With
+`--check` nothing is written, and the exit code is 1 where a page would change.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+PART = re.compile(r"(<!-- bench (?P<kind>\w+)(?P<filters>[^>]*?) -->\n)(?P<old>.*?)(<!-- /bench -->)", re.DOTALL)
+RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops"}
+FIELDS = ("dtype", "d", "sq", "sk", "causal", "case", "threads")
+
+
+def read_rows(path):
+    rows = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise SystemExit(f"{path}:{number}: no JSON: {error}") from None
+    return rows
+
+
+def text_of(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def chosen(rows, kind, filters):
+    """The rows of a part, in the order of the file."""
+    wanted = {}
+    for word in filters.split():
+        name, found, values = word.partition("=")
+        if not found or name not in FIELDS:
+            raise SystemExit(f"bench {kind}: '{word}': must be NAME=VALUE,... with one of {', '.join(FIELDS)}")
+        wanted[name] = set(values.split(","))
+    if kind not in RATE:
+        raise SystemExit(f"bench {kind}: must be one of {', '.join(RATE)}")
+    for row in rows:
+        special = row["op"] == "forward" and row["case"] != ""
+        if (kind == "cases") != special or (kind != "cases" and row["op"] != kind):
+            continue
+        if all(text_of(row[name]) in values for name, values in wanted.items()):
+            yield row
+
+
+def table(rows, kind):
+    peers = sorted({peer for row in rows for peer in row["peers"]})
+    sizes = ["sk", "case"] if kind == "decode" else ["case", "sq", "causal"] if kind == "cases" else ["sq", "causal"]
+    unit = "GB/s" if kind == "decode" else "TFLOP/s"
+    heads = ["dtype", "d", *sizes, "threads", "ms", unit, "of peak", "extra", *(f"{peer} ms" for peer in peers), "ratio"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [text_of(row[name]) or "-" for name in ("dtype", "d", *sizes, "threads")]
+        cells += [f"{row['ms']:.3g}", f"{row[RATE[kind]]:.3g}", f"{row['fraction']:.0%}", bytes_text(row["extra_bytes"])]
+        cells += [f"{row['peers'][peer]:.3g}" if peer in row["peers"] else "-" for peer in peers]
+        cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def bytes_text(count):
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
+
+
+def rewritten(page, rows):
+    def part(match):
+        found = list(chosen(rows, match["kind"], match["filters"]))
+        if not found:
+            raise SystemExit(f"no row for the part: bench {match['kind']}{match['filters']}")
+        return match[1] + table(found, match["kind"]) + match[5]
+
+    text, count = PART.subn(part, page)
+    if count == 0:
+        raise SystemExit("the page has no part between <!-- bench KIND --> and <!-- /bench -->")
+    return text
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("rows")
+    parser.add_argument("pages", nargs="+")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page would change")
+    options = parser.parse_args(arguments)
+    rows = read_rows(options.rows)
+    changed = []
+    for page in map(Path, options.pages):
+        old = page.read_text()
+        new = rewritten(old, rows)
+        if new != old:
+            changed.append(page)
+            if not options.check:
+                page.write_text(new)
+    for page in changed:
+        print(f"{page}: {'would change' if options.check else 'written'}")
+    return 1 if options.check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
