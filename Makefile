@@ -8,7 +8,7 @@ VENV_PYTHON := build/venv/bin/python
 # WERROR=1 turns warnings in our code into errors, as CI does.
 CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
 
-.PHONY: help demo test test-cpp test-python sanitize asan tsan mutations fuzz bench format format-check clean cli
+.PHONY: help demo test test-cpp test-python sanitize asan tsan mutations fuzz bench microbench format format-check clean cli
 
 help:
 	@echo "make demo          build the command and run it on the example of a real model"
@@ -18,6 +18,7 @@ help:
 	@echo "make mutations     put known defects into the library, one at a time, and expect its tests to fail"
 	@echo "make fuzz          replay the fuzzing corpus, then search FUZZ_SECONDS=20 for each target (clang)"
 	@echo "make bench         measure and print the table of benchmarks"
+	@echo "make microbench    measure each tile operation of each instruction set"
 	@echo "make format        format the C++ files; make format-check only examines them"
 	@echo "make clean         remove build/"
 	@echo
@@ -28,6 +29,12 @@ demo: cli
 
 bench: cli
 	build/release/narrows bench
+
+microbench:
+	@scripts/install-dependencies microbench
+	cmake --preset release -DNARROWS_BUILD_BENCHMARKS=ON
+	cmake --build --preset release --target narrows_microbench -j $(JOBS)
+	build/release/narrows_microbench
 
 cli:
 	@scripts/install-dependencies build

@@ -38,6 +38,14 @@ function(narrows_find_libzip)
   target_link_libraries(narrows_libzip INTERFACE zip)
 endfunction()
 
+macro(narrows_find_benchmark_dependencies)
+  set(BENCHMARK_ENABLE_TESTING OFF)
+  set(BENCHMARK_ENABLE_INSTALL OFF)
+  FetchContent_Declare(benchmark URL https://github.com/google/benchmark/archive/refs/tags/v1.7.1.tar.gz
+    DOWNLOAD_EXTRACT_TIMESTAMP ON FIND_PACKAGE_ARGS NAMES benchmark)
+  FetchContent_MakeAvailable(benchmark)
+endmacro()
+
 macro(narrows_find_test_dependencies)
   FetchContent_Declare(googletest URL https://github.com/google/googletest/archive/refs/tags/release-1.12.1.tar.gz
     DOWNLOAD_EXTRACT_TIMESTAMP ON FIND_PACKAGE_ARGS NAMES GTest)
