@@ -39,6 +39,9 @@ def draw(axes, rows, value, title):
         dashed = "--" if what in ("causal", "paged16") else "-"
         axes.plot(*zip(*points), dashed, label=f"{dtype} d {d} {what}".strip(), **style)
     axes.set_xscale("log", base=2)
+    lengths = sorted({row["sk"] if row["op"] == "decode" else row["sq"] for row in rows})
+    axes.set_xticks(lengths, map(str, lengths), rotation=45 if len(lengths) > 5 else 0)
+    axes.minorticks_off()
     axes.set_title(title)
     axes.set_xlabel("keys" if rows[0]["op"] == "decode" else "sequence length")
     axes.set_ylim(bottom=0)
