@@ -24,6 +24,7 @@ using Header = ScratchBlock::Header;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::array<std::atomic<Header*>, ScratchBlock::kKeptBlocks> kept{};
+std::atomic<i64> kept_bytes{0};
 
 /// Large blocks are whole huge pages, where the system has them.
 std::size_t unit_of(std::size_t size) { return size < kHugePage ? std::size_t{kScratchAlignment} : kHugePage; }
@@ -46,12 +47,30 @@ void release(Header* block) {
   ::operator delete (block, std::align_val_t{unit_of(whole)});
 }
 
+/// Null where the place is empty.
+Header* take_from(std::atomic<Header*>& place) {
+  Header* const found = place.exchange(nullptr, std::memory_order_acquire);
+  if (found) kept_bytes.fetch_sub(found->bytes, std::memory_order_relaxed);
+  return found;
+}
+
+bool keep(Header* block) {
+  const i64 total = kept_bytes.fetch_add(block->bytes, std::memory_order_relaxed) + block->bytes;
+  if (total <= ScratchBlock::kMostKeptBytes)
+    for (std::atomic<Header*>& place : kept) {
+      Header* empty = nullptr;
+      if (place.compare_exchange_strong(empty, block, std::memory_order_release)) return true;
+    }
+  kept_bytes.fetch_sub(block->bytes, std::memory_order_relaxed);
+  return false;
+}
+
 }  // namespace
 
 ScratchBlock::ScratchBlock(i64 bytes) {
   if (bytes == 0) return;
   for (std::atomic<Header*>& place : kept) {
-    Header* const found = place.exchange(nullptr, std::memory_order_acquire);
+    Header* const found = take_from(place);
     if (!found) continue;
     if (found->bytes >= bytes) {
       block_ = found;
@@ -64,13 +83,7 @@ ScratchBlock::ScratchBlock(i64 bytes) {
 }
 
 ScratchBlock::~ScratchBlock() {
-  if (!block_) return;
-  if (block_->bytes <= kMostKeptBytes)
-    for (std::atomic<Header*>& place : kept) {
-      Header* empty = nullptr;
-      if (place.compare_exchange_strong(empty, block_, std::memory_order_release)) return;
-    }
-  release(block_);
+  if (block_ && !keep(block_)) release(block_);
 }
 
 std::byte* ScratchBlock::memory() const { return block_ ? reinterpret_cast<std::byte*>(block_ + 1) : nullptr; }

@@ -9,12 +9,12 @@
 namespace narrows::cpu {
 
 /// Memory that calls take and give back. Pages that one call touched are there for the next: touching them anew cost 5% of a
-/// call at sequence 1024. Up to kKeptBlocks blocks of at most kMostKeptBytes stay with the process, one for each call that ran
+/// call at sequence 1024. Up to kKeptBlocks blocks of kMostKeptBytes in all stay with the process, one for each call that ran
 /// at the same time as others.
 class ScratchBlock {
  public:
   static constexpr int kKeptBlocks = 4;
-  static constexpr i64 kMostKeptBytes = i64{128} << 20;
+  static constexpr i64 kMostKeptBytes = i64{256} << 20;
 
   /// At least so many bytes; none for 0. Throws Error (out_of_memory).
   explicit ScratchBlock(i64 bytes);

@@ -6,6 +6,7 @@
 #include "cpu/backward_heads.hpp"
 #include "cpu/blank_rows.hpp"
 #include "cpu/pool.hpp"
+#include "cpu/prefetch.hpp"
 #include "cpu/row_logits.hpp"
 
 #include <algorithm>
@@ -23,9 +24,12 @@ BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, con
   call.key_chunk = round_up(plan.key_chunk, call.key_block);
   call.partials = plan.partials;
   call.query_width = round_up(problem.head_dim, call.kernels.columns);
+  call.query_blocks = arena.take(plan.workspace[kQueryBlocks]);
   call.query_sums = reinterpret_cast<T*>(arena.take(plan.workspace[kQuerySums]));
   call.slope_sums = reinterpret_cast<double*>(arena.take(plan.workspace[kSlopeSums]));
   call.threads = arena.take(plan.workspace[kBackwardThreads]);
+  call.blocks_of_head = query_blocks_of_head(problem, plan);
+  call.query_block_layout = query_block_scratch(problem, plan);
   call.layout = backward_thread_scratch(problem, plan);
   return call;
 }
@@ -64,6 +68,18 @@ template <class T> class Wave {
  public:
   Wave(const BackwardCall<T>& call, i64 begin, i64 end) : call_(call), begin_(begin), end_(end) {}
 
+  /// Rows of Q and dO, once for all the chunks of keys that meet them.
+  void pack_queries(int threads) const {
+    parallel_for((end_ - begin_) * call_.blocks_of_head, threads, [&](i64 task, int thread) {
+      const i64 place = task / call_.blocks_of_head, first = task % call_.blocks_of_head * call_.query_block;
+      const QueryHeads heads = heads_at(place);
+      if (first >= heads.rows()) return;
+      QueryRows<T>(call_, query_blocks(place) + task % call_.blocks_of_head * call_.query_block_layout.bytes)
+          .load(heads, {first, std::min(first + call_.query_block, heads.rows())},
+                call_.template scratch<T>(thread, call_.layout.terms));
+    });
+  }
+
   /// Everything but the last step of dQ.
   void walk(int threads) const {
     const i64 partials = call_.partials;
@@ -72,7 +88,8 @@ template <class T> class Wave {
       const QueryHeads heads = heads_at(place);
       double* const slopes = slope_sums(call_, heads.batch, heads.kv_head, partial);
       if (slopes) std::fill_n(slopes, heads.width(), 0.0);
-      if (partial < partials_of(heads)) KeyChunk<T>(call_, thread).run(heads, partial, sums(place, partial), slopes);
+      if (partial < partials_of(heads))
+        KeyChunk<T>(call_, thread).run(heads, query_blocks(place), partial, sums(place, partial), slopes);
     });
   }
 
@@ -82,7 +99,13 @@ template <class T> class Wave {
     parallel_for((end_ - begin_) * blocks, threads, [&](i64 task, int) {
       const i64 place = task / blocks, first = task % blocks * kRowsOfTask;
       const QueryHeads heads = heads_at(place);
-      for (i64 row = first; row < std::min(first + kRowsOfTask, heads.rows()); ++row) write_row(heads, place, row);
+      const i64 end = std::min(first + kRowsOfTask, heads.rows());
+      for (i64 row = first; row < end; ++row) {
+        if (row + kRowsAhead < end)
+          prefetch_row<Access::write>(target(heads, row + kRowsAhead), call_.problem.head_dim,
+                                      call_.buffers.dq.strides[3]);
+        write_row(heads, place, row);
+      }
     });
   }
 
@@ -94,10 +117,18 @@ template <class T> class Wave {
   i64 partials_of(const QueryHeads& heads) const {
     return std::min(ceil_div(heads.sequence.keys, call_.key_chunk), call_.partials);
   }
+  std::byte* query_blocks(i64 place) const {
+    return call_.query_blocks + place * call_.blocks_of_head * call_.query_block_layout.bytes;
+  }
   T* sums(i64 place, i64 partial) const {
     if (!call_.problem.wants_dq) return nullptr;
     const i64 rows = call_.problem.max_queries * call_.problem.group();
     return call_.query_sums + (place * call_.partials + partial) * rows * call_.query_width;
+  }
+
+  std::byte* target(const QueryHeads& heads, i64 row) const {
+    return call_.buffers.dq.at(heads.batch, heads.sequence.first_query + row / heads.width(),
+                               heads.heads.begin + row % heads.width());
   }
 
   void write_row(const QueryHeads& heads, i64 place, i64 row) const {
@@ -108,10 +139,8 @@ template <class T> class Wave {
       const T* const part = sums(place, partial) + row * call_.query_width;
       for (i64 x = 0; x < d; ++x) sum[static_cast<std::size_t>(x)] += part[x];
     }
-    call_.kernels.store(
-        sum.data(), fitted<T>(call_.problem.rules.scale), d,
-        dq.at(heads.batch, heads.sequence.first_query + row / heads.width(), heads.heads.begin + row % heads.width()),
-        dq.strides[3], dq.dtype);
+    call_.kernels.store(sum.data(), fitted<T>(call_.problem.rules.scale), d, target(heads, row), dq.strides[3],
+                        dq.dtype);
   }
 
   const BackwardCall<T>& call_;
@@ -128,6 +157,7 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const Wave<T> wave(call, begin, std::min(begin + plan.heads_at_once, heads));
+    wave.pack_queries(plan.threads);
     wave.walk(plan.threads);
     if (problem.wants_dq) wave.write_query_gradients(plan.threads);
   }

@@ -44,7 +44,8 @@ template <class T> class BiasSum {
   BiasSum(const BackwardCall<T>& call, int thread)
       : call_(call),
         keys_(call, thread),
-        rows_(call, thread),
+        rows_(call, call.template scratch<std::byte>(thread, call.layout.query_block)),
+        terms_(call.template scratch<T>(thread, call.layout.terms)),
         tile_(call, {.gradients = true, .through_softcap = false}, thread),
         sums_(call.template scratch<T>(thread, call.layout.dbias)) {}
 
@@ -82,7 +83,7 @@ template <class T> class BiasSum {
       if (numbers.begin >= numbers.end) continue;
       keys_.load(heads, tile);
       for (i64 number = numbers.begin; number < numbers.end; number += call_.query_block) {
-        rows_.load(heads, {number, std::min(number + call_.query_block, numbers.end)});
+        rows_.load(heads, {number, std::min(number + call_.query_block, numbers.end)}, terms_);
         tile_.compute(rows_, keys_.tiles().front(), nullptr);
         add_tile(part);
       }
@@ -107,6 +108,7 @@ template <class T> class BiasSum {
   const BackwardCall<T>& call_;
   KeyTiles<T> keys_;
   QueryRows<T> rows_;
+  T* terms_;
   GradientTile<T> tile_;
   T* sums_;
 };

@@ -11,8 +11,11 @@ template <class T> struct BackwardCall : KernelCall<T> {
   i64 partials = 0;     // sums of dQ of one kv head, made side by side
   i64 query_width = 0;  // d in whole strips
 
-  T* query_sums = nullptr;       // of dQ: [head at once][partial][row of the longest sequence][query_width]
-  double* slope_sums = nullptr;  // of |p - j| dS: [batch][kv head][partial][head of the group]
+  T* query_sums = nullptr;            // of dQ: [head at once][partial][row of the longest sequence][query_width]
+  double* slope_sums = nullptr;       // of |p - j| dS: [batch][kv head][partial][head of the group]
+  std::byte* query_blocks = nullptr;  // [head at once][block of the longest sequence][query_block_layout.bytes]
+  i64 blocks_of_head = 0;
+  QueryBlockScratch query_block_layout{};
   std::byte* threads = nullptr;
   BackwardThreadScratch layout{};  // of each thread's part
 

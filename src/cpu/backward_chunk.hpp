@@ -10,20 +10,19 @@ template <class T> class KeyChunk {
   /// In the thread's scratch.
   KeyChunk(const BackwardCall<T>& call, int thread);
 
-  /// Chunks number `partial`, partial + call.partials, ... of the head's keys. Writes their dK and dV; dq, row-major
+  /// Chunks number `partial`, partial + call.partials, ... of the head's keys, against its packed query blocks. Writes their dK and dV; dq, row-major
   /// (heads.rows(), query_width), and slopes (one a head) become these keys' sums of dS K and of |p - j| dS. Either may be
   /// null.
-  void run(const QueryHeads& heads, i64 partial, T* dq, double* slopes);
+  void run(const QueryHeads& heads, std::byte* query_blocks, i64 partial, T* dq, double* slopes);
 
  private:
-  void add_block(T* dq, double* slopes);
-  void add_to_keys(const KeyTile& tile, i64 first_key);
-  void add_to_queries(const KeyTile& tile, T* dq);
+  void add_block(const QueryRows<T>& rows, T* dq, double* slopes);
+  void add_to_keys(const QueryRows<T>& rows, const KeyTile& tile, i64 first_key);
+  void add_to_queries(const QueryRows<T>& rows, const KeyTile& tile, T* dq);
   void store(const QueryHeads& heads, Range keys) const;
 
   const BackwardCall<T>& call_;
   KeyTiles<T> keys_;
-  QueryRows<T> rows_;
   GradientTile<T> tile_;
   T *dk_, *dv_;  // sums of the chunk's keys; null where they are not wanted
 };

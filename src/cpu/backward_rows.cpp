@@ -1,13 +1,26 @@
 #include "cpu/backward_rows.hpp"
 
+#include "cpu/prefetch.hpp"
 #include "cpu/row_logits.hpp"
 #include "cpu/seen.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace narrows::cpu {
 namespace {
+
+/// In four chains: one would wait for every sum before it.
+template <class T> double dot(const T* a, const T* b, i64 count) {
+  std::array<double, 4> sums{};
+  i64 x = 0;
+  for (; x + 4 <= count; x += 4)
+    for (std::size_t lane = 0; lane < 4; ++lane)
+      sums[lane] += double{a[x + static_cast<i64>(lane)]} * double{b[x + static_cast<i64>(lane)]};
+  for (; x < count; ++x) sums[0] += double{a[x]} * double{b[x]};
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
 template <class T> bool finite_row(const BackwardCall<T>& call, const std::byte* row, const View& view, i64 length) {
   T value = 0;
@@ -31,8 +44,7 @@ RowTerms<T> row_terms(const BackwardCall<T>& call, const QueryHeads& heads, i64 
   call.kernels.convert(buffers.dout.at(heads.batch, row, h), buffers.dout.strides[3], buffers.dout.dtype, columns,
                        scratch);
   call.kernels.convert(buffers.o.at(heads.batch, row, h), buffers.o.strides[3], buffers.o.dtype, columns, o);
-  double sum = 0;
-  for (i64 x = 0; x < columns; ++x) sum += double{scratch[x]} * double{o[x]};
+  double sum = dot(scratch, o, columns);
   if (const View& dlse = buffers.dlse) {
     T value = 0;
     call.kernels.convert(dlse.at(heads.batch, h, row), 0, dlse.dtype, 1, &value);
@@ -43,33 +55,37 @@ RowTerms<T> row_terms(const BackwardCall<T>& call, const QueryHeads& heads, i64 
 }
 
 template <class T>
-QueryRows<T>::QueryRows(const BackwardCall<T>& call, int thread)
+QueryRows<T>::QueryRows(const BackwardCall<T>& call, std::byte* block)
     : call_(call),
-      rows_(call.template scratch<GradientRow<T>>(thread, call.layout.rows)),
-      q_(call.template scratch<const std::byte*>(thread, call.layout.query_pointers)),
-      dout_(call.template scratch<const std::byte*>(thread, call.layout.dout_pointers)),
-      q_panels_(call.template scratch<Packed>(thread, call.layout.query_panels)),
-      dout_panels_(call.template scratch<Packed>(thread, call.layout.dout_panels)),
-      q_strips_(call.template scratch<Packed>(thread, call.layout.query_strips)),
-      dout_strips_(call.template scratch<Packed>(thread, call.layout.dout_strips)),
-      terms_(call.template scratch<T>(thread, call.layout.terms)) {}
+      rows_(reinterpret_cast<GradientRow<T>*>(block + call.query_block_layout.rows)),
+      q_(reinterpret_cast<const std::byte**>(block + call.query_block_layout.query_pointers)),
+      dout_(reinterpret_cast<const std::byte**>(block + call.query_block_layout.dout_pointers)),
+      q_panels_(block + call.query_block_layout.query_panels),
+      dout_panels_(block + call.query_block_layout.dout_panels),
+      q_strips_(block + call.query_block_layout.query_strips),
+      dout_strips_(block + call.query_block_layout.dout_strips) {}
+
+template <class T> void QueryRows<T>::refer(const QueryHeads& heads, Range numbers) {
+  heads_ = heads;
+  numbers_ = numbers;
+}
 
 template <class T> i64 QueryRows<T>::strip_stride() const {
   return round_up(count(), call_.kernels.columns) * call_.kernels.columns;
 }
 
-template <class T> void QueryRows<T>::load(const QueryHeads& heads, Range numbers) {
+template <class T> void QueryRows<T>::load(const QueryHeads& heads, Range numbers, T* room) {
   const Problem& problem = call_.problem;
   const Buffers& buffers = call_.buffers;
   const Sequence& lengths = heads.sequence;
-  heads_ = heads;
-  numbers_ = numbers;
+  refer(heads, numbers);
   for (i64 place = 0; place < count(); ++place) {
     const i64 number = numbers.begin + place;
+    if (number + kRowsAhead < numbers.end) ask_for(number + kRowsAhead);
     const i64 i = number / heads.width(), h = heads.heads.begin + number % heads.width();
     Range visible = visible_keys(problem.rules.mask, i + lengths.shift, lengths.keys);
     RowTerms<T> terms;
-    if (visible.begin < visible.end) terms = row_terms(call_, heads, h, i, terms_);
+    if (visible.begin < visible.end) terms = row_terms(call_, heads, h, i, room);
     if (terms.lse == -kInfinity<T>) visible.end = visible.begin;
     const bool reads = visible.begin < visible.end;
     rows_[place] = {i,
@@ -87,6 +103,14 @@ template <class T> void QueryRows<T>::load(const QueryHeads& heads, Range number
   const bool finite = call_.kernels.all_finite(q_strips_, strips * call_.query_width) &&
                       call_.kernels.all_finite(dout_strips_, strips * call_.value_width);
   if (!finite && drop_hidden_rows()) pack();
+}
+
+/// Rows of O and dO; packing asks for those of Q.
+template <class T> void QueryRows<T>::ask_for(i64 number) const {
+  const i64 row = heads_.sequence.first_query + number / heads_.width(),
+            h = heads_.heads.begin + number % heads_.width();
+  for (const View* view : {&call_.buffers.o, &call_.buffers.dout})
+    prefetch_row<Access::read>(view->at(heads_.batch, row, h), call_.problem.value_dim, view->strides[3]);
 }
 
 template <class T> void QueryRows<T>::pack() {

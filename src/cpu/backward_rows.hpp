@@ -18,11 +18,14 @@ static_assert(sizeof(GradientRow<double>) <= kGradientRowBytes);
 
 template <class T> class QueryRows {
  public:
-  /// In the thread's scratch.
-  QueryRows(const BackwardCall<T>& call, int thread);
+  /// `block`: call.query_block_layout.bytes.
+  QueryRows(const BackwardCall<T>& call, std::byte* block);
 
-  /// Rows with these numbers; at most call.query_block. A row that sees no key is read as zeros.
-  void load(const QueryHeads& heads, Range numbers);
+  /// Packs rows with these numbers into the block; at most call.query_block. A row that sees no key is read as zeros. terms:
+  /// room for two rows of value_width.
+  void load(const QueryHeads& heads, Range numbers, T* terms);
+  /// What an earlier load of the same rows left in the block.
+  void refer(const QueryHeads& heads, Range numbers);
 
   const QueryHeads& heads() const { return heads_; }
   std::span<const GradientRow<T>> rows() const { return {rows_, static_cast<std::size_t>(count())}; }
@@ -42,6 +45,7 @@ template <class T> class QueryRows {
   i64 strip_stride() const;
 
  private:
+  void ask_for(i64 number) const;
   void pack();
   bool drop_hidden_rows();
 
@@ -51,7 +55,6 @@ template <class T> class QueryRows {
   GradientRow<T>* rows_;
   const std::byte **q_, **dout_;  // rows; null where one sees no key
   Packed *q_panels_, *dout_panels_, *q_strips_, *dout_strips_;
-  T* terms_;
 };
 
 extern template class QueryRows<float>;

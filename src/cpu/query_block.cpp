@@ -1,6 +1,7 @@
 #include "cpu/query_block.hpp"
 
 #include "cpu/cache.hpp"
+#include "cpu/prefetch.hpp"
 #include "cpu/rotary.hpp"
 
 #include <algorithm>
@@ -11,13 +12,6 @@ namespace narrows::cpu {
 namespace {
 
 template <class T> std::size_t size(T count) { return static_cast<std::size_t>(count); }
-
-/// A row of `length` elements that will be read or written soon: see prefetch_row in tile_convert.inl.hpp.
-template <int Write> void prefetch(const std::byte* row, i64 length, i64 stride) {
-  const i64 bytes = length * std::abs(stride);
-  const std::byte* const start = stride < 0 ? row - bytes : row;
-  for (i64 byte = 0; byte < bytes; byte += 64) __builtin_prefetch(start + byte, Write);
-}
 
 }  // namespace
 
@@ -58,11 +52,11 @@ template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
 template <class T> void QueryBlock<T>::run() {
   pack_queries();
   attend(keys_);
-  constexpr i64 kAhead = 8;
   const i64 count = static_cast<i64>(rows_.size());
   for (i64 row = 0; row < count; ++row) {
-    if (call_.buffers.o && row + kAhead < count)
-      prefetch<1>(target(rows_[size(row + kAhead)]), call_.problem.value_dim, call_.buffers.o.strides[3]);
+    if (call_.buffers.o && row + kRowsAhead < count)
+      prefetch_row<Access::write>(target(rows_[size(row + kRowsAhead)]), call_.problem.value_dim,
+                                  call_.buffers.o.strides[3]);
     finish(rows_[size(row)], output(row));
   }
 }
@@ -111,7 +105,7 @@ template <class T> void QueryBlock<T>::pack_queries() {
   for (i64 row = 0; row < count; row += panel_rows_) {
     const i64 rows = std::min(panel_rows_, count - row);
     for (i64 next = row + rows; next < std::min(row + 2 * panel_rows_, count); ++next)
-      prefetch<0>(pointers_[next], d, stride);
+      prefetch_row<Access::read>(pointers_[next], d, stride);
     Rows source{pointers_ + row, rows, d, stride, q.dtype};
     if (problem.rotary_pairs) {
       rotate_queries(row, rows);

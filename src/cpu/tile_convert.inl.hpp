@@ -66,7 +66,7 @@ template <class T> void convert_or_clear(const Rows& source, i64 row, i64 from, 
     for (i64 x = 0; x < count; ++x) out[x] = T{0};
 }
 
-// Rows of one head lie a page apart where heads are interleaved: no hardware prefetcher sees the next one coming.
+// As prefetch_row of prefetch.hpp, which this text may not include.
 inline void prefetch_row(const Rows& source, i64 row) {
   if (row >= source.count || !source.row[row]) return;
   const i64 bytes = source.length * (source.stride < 0 ? -source.stride : source.stride);
