@@ -5,6 +5,7 @@
 #include "cpu/backward_chunk.hpp"
 #include "cpu/backward_heads.hpp"
 #include "cpu/blank_rows.hpp"
+#include "cpu/head_tasks.hpp"
 #include "cpu/pool.hpp"
 #include "cpu/prefetch.hpp"
 #include "cpu/row_logits.hpp"
@@ -25,6 +26,7 @@ BackwardCall<T> make_backward_call(const Problem& problem, const Plan& plan, con
   call.partials = plan.partials;
   call.query_width = round_up(problem.head_dim, call.kernels.columns);
   call.query_blocks = arena.take(plan.workspace[kQueryBlocks]);
+  call.progress = arena.take(plan.workspace[kBackwardProgress]);
   call.query_sums = reinterpret_cast<T*>(arena.take(plan.workspace[kQuerySums]));
   call.slope_sums = reinterpret_cast<double*>(arena.take(plan.workspace[kSlopeSums]));
   call.threads = arena.take(plan.workspace[kBackwardThreads]);
@@ -63,53 +65,55 @@ template <class T> void write_blanks(const BackwardCall<T>& call, int threads) {
   clear(varlen_keys, problem.key_rows, buffers.dv, problem.kv_heads, problem.value_dim, keys);
 }
 
-/// (batch, kv head) pairs [begin, end), whose sums of dQ are in scratch together.
+/// (batch, kv head) pairs [begin, end), whose sums of dQ are in scratch together. A head's stages: its rows of Q and dO are
+/// packed, once for all the chunks of keys that meet them; its partial sums are made; dQ is their sum.
 template <class T> class Wave {
  public:
   Wave(const BackwardCall<T>& call, i64 begin, i64 end) : call_(call), begin_(begin), end_(end) {}
 
-  /// Rows of Q and dO, once for all the chunks of keys that meet them.
-  void pack_queries(int threads) const {
-    parallel_for((end_ - begin_) * call_.blocks_of_head, threads, [&](i64 task, int thread) {
-      const i64 place = task / call_.blocks_of_head, first = task % call_.blocks_of_head * call_.query_block;
-      const QueryHeads heads = heads_at(place);
-      if (first >= heads.rows()) return;
-      QueryRows<T>(call_, query_blocks(place) + task % call_.blocks_of_head * call_.query_block_layout.bytes)
-          .load(heads, {first, std::min(first + call_.query_block, heads.rows())},
-                call_.template scratch<T>(thread, call_.layout.terms));
+  void run(int threads) const {
+    const auto body = [this](std::size_t stage, i64 place, i64 task, int thread) {
+      if (stage == 0) return pack_queries(place, task, thread);
+      if (stage == 1) return walk(place, task, thread);
+      write_query_gradients(place, task);
+    };
+    const auto progress = make_progress<3>(call_.progress, end_ - begin_, [this](i64 place) {
+      const i64 rows = heads_at(place).rows();
+      return std::array<i64, 3>{ceil_div(rows, call_.query_block), call_.partials,
+                                call_.problem.wants_dq ? ceil_div(rows, kRowsOfTask) : 0};
     });
-  }
-
-  /// Everything but the last step of dQ.
-  void walk(int threads) const {
-    const i64 partials = call_.partials;
-    parallel_for((end_ - begin_) * partials, threads, [&](i64 task, int thread) {
-      const i64 place = task / partials, partial = task % partials;
-      const QueryHeads heads = heads_at(place);
-      double* const slopes = slope_sums(call_, heads.batch, heads.kv_head, partial);
-      if (slopes) std::fill_n(slopes, heads.width(), 0.0);
-      if (partial < partials_of(heads))
-        KeyChunk<T>(call_, thread).run(heads, query_blocks(place), partial, sums(place, partial), slopes);
-    });
-  }
-
-  /// Adds a row's partial sums in their order and writes dQ.
-  void write_query_gradients(int threads) const {
-    const i64 blocks = ceil_div(call_.problem.max_queries * call_.problem.group(), kRowsOfTask);
-    parallel_for((end_ - begin_) * blocks, threads, [&](i64 task, int) {
-      const i64 place = task / blocks, first = task % blocks * kRowsOfTask;
-      const QueryHeads heads = heads_at(place);
-      const i64 end = std::min(first + kRowsOfTask, heads.rows());
-      for (i64 row = first; row < end; ++row) {
-        if (row + kRowsAhead < end)
-          prefetch_row<Access::write>(target(heads, row + kRowsAhead), call_.problem.head_dim,
-                                      call_.buffers.dq.strides[3]);
-        write_row(heads, place, row);
-      }
-    });
+    HeadTasks<3, decltype(body)>(progress, body).run(threads);
   }
 
  private:
+  void pack_queries(i64 place, i64 block, int thread) const {
+    const QueryHeads heads = heads_at(place);
+    const i64 first = block * call_.query_block;
+    QueryRows<T>(call_, query_blocks(place) + block * call_.query_block_layout.bytes)
+        .load(heads, {first, std::min(first + call_.query_block, heads.rows())},
+              call_.template scratch<T>(thread, call_.layout.terms));
+  }
+
+  void walk(i64 place, i64 partial, int thread) const {
+    const QueryHeads heads = heads_at(place);
+    double* const slopes = slope_sums(call_, heads.batch, heads.kv_head, partial);
+    if (slopes) std::fill_n(slopes, heads.width(), 0.0);
+    if (partial < partials_of(heads))
+      KeyChunk<T>(call_, thread).run(heads, query_blocks(place), partial, sums(place, partial), slopes);
+  }
+
+  /// Adds the partial sums of some rows in their order and writes dQ.
+  void write_query_gradients(i64 place, i64 task) const {
+    const QueryHeads heads = heads_at(place);
+    const i64 end = std::min((task + 1) * kRowsOfTask, heads.rows());
+    for (i64 row = task * kRowsOfTask; row < end; ++row) {
+      if (row + kRowsAhead < end)
+        prefetch_row<Access::write>(target(heads, row + kRowsAhead), call_.problem.head_dim,
+                                    call_.buffers.dq.strides[3]);
+      write_row(heads, place, row);
+    }
+  }
+
   QueryHeads heads_at(i64 place) const {
     const i64 kv_heads = call_.problem.kv_heads;
     return query_heads(call_, (begin_ + place) / kv_heads, (begin_ + place) % kv_heads);
@@ -155,12 +159,8 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   if (problem.wants_dbias) write_bias_gradient(call, plan.threads);
   if (!problem.wants_dv && !wants_score_gradients(problem)) return;
   const i64 heads = problem.batch * problem.kv_heads;
-  for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
-    const Wave<T> wave(call, begin, std::min(begin + plan.heads_at_once, heads));
-    wave.pack_queries(plan.threads);
-    wave.walk(plan.threads);
-    if (problem.wants_dq) wave.write_query_gradients(plan.threads);
-  }
+  for (i64 begin = 0; begin < heads; begin += plan.heads_at_once)
+    Wave<T>(call, begin, std::min(begin + plan.heads_at_once, heads)).run(plan.threads);
   if (problem.wants_dslopes) write_slope_gradient(call);
 }
 

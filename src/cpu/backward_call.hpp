@@ -15,6 +15,7 @@ template <class T> struct BackwardCall : KernelCall<T> {
   double* slope_sums = nullptr;       // of |p - j| dS: [batch][kv head][partial][head of the group]
   std::byte* query_blocks = nullptr;  // [head at once][block of the longest sequence][query_block_layout.bytes]
   i64 blocks_of_head = 0;
+  std::byte* progress = nullptr;  // of the heads at once
   QueryBlockScratch query_block_layout{};
   std::byte* threads = nullptr;
   BackwardThreadScratch layout{};  // of each thread's part

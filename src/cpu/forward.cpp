@@ -3,7 +3,7 @@
 #include "cpu/append.hpp"
 #include "cpu/arena.hpp"
 #include "cpu/blank_rows.hpp"
-#include "cpu/dropout.hpp"
+#include "cpu/head_tasks.hpp"
 #include "cpu/pool.hpp"
 #include "cpu/query_block.hpp"
 
@@ -27,6 +27,7 @@ template <class T> KvHead* lay_out(ForwardCall<T>& call, const Plan& plan, Arena
   const Regions& regions = plan.workspace;
   call.heads = arena.take(regions[kPacked]);
   KvHead* const heads = reinterpret_cast<KvHead*>(arena.take(regions[kHeads]));
+  call.progress = arena.take(regions[kHeadProgress]);
   call.threads = arena.take(regions[kThreads]);
   call.partials = {.outputs = reinterpret_cast<T*>(arena.take(regions[kPartialOutputs])),
                    .sums = reinterpret_cast<RunningSum<T>*>(arena.take(regions[kPartialSums])),
@@ -58,7 +59,7 @@ template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads
   });
 }
 
-/// Some kv heads that are in scratch together, and their tasks by number.
+/// Some kv heads that are in scratch together, and their tasks.
 template <class T> class Wave {
  public:
   Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head) : call_(call), heads_(room) {
@@ -68,57 +69,46 @@ template <class T> class Wave {
       std::construct_at(&head, make_kv_head(call, number / kv_heads, number % kv_heads));
       head.place = place++;
       head.first_element = elements;
-      head.first_tile = tiles_;
-      head.first_block = blocks_;
       elements += packed_elements(call, head);
-      tiles_ += head.tiles.end - head.tiles.begin;
-      blocks_ += blocks_of(head);
     }
   }
 
-  i64 tiles() const { return tiles_; }
-  i64 blocks() const { return blocks_; }
-
-  void pack(i64 number, int thread) const {
-    const KvHead& head = head_of(number, &KvHead::first_tile);
-    pack_tile(call_, head, head.tiles.begin + number - head.first_tile, thread);
+  /// A head's stages: its tiles are packed, where they are packed ahead; its blocks, or splits of them, are attended to; splits
+  /// are merged.
+  void run(int threads) const {
+    const i64 splits = call_.partials.splits;
+    const auto body = [this, splits](std::size_t stage, i64 place, i64 task, int thread) {
+      const KvHead& head = heads_[static_cast<std::size_t>(place)];
+      if (stage == 0)
+        pack_tile(call_, head, head.tiles.begin + task, thread);
+      else if (splits == 1)
+        block(head, task, thread).run();
+      else if (stage == 1)
+        block(head, task / splits, thread).run_split(task % splits);
+      else
+        block(head, task, thread).merge_splits();
+    };
+    const auto progress = make_progress<3>(call_.progress, static_cast<i64>(heads_.size()), [&](i64 place) {
+      const KvHead& head = heads_[static_cast<std::size_t>(place)];
+      const i64 blocks = ceil_div(rows_of(head), call_.query_block);
+      return std::array<i64, 3>{call_.heads ? length(head.tiles) : 0, blocks * splits, splits == 1 ? 0 : blocks};
+    });
+    HeadTasks<3, decltype(body)>(progress, body).run(threads);
   }
 
   /// The last rows see most keys under a causal mask: a head's blocks are handed out from the back, so that the small ones
   /// level the threads at the end.
-  QueryBlock<T> block(i64 number, int thread) const {
-    const KvHead& head = head_of(number, &KvHead::first_block);
-    const i64 first = (blocks_of(head) - 1 - (number - head.first_block)) * call_.query_block;
-    return {call_, head, {first, std::min(first + call_.query_block, rows_of(head))}, thread};
+  QueryBlock<T> block(const KvHead& head, i64 number, int thread) const {
+    const i64 rows = rows_of(head), first = (ceil_div(rows, call_.query_block) - 1 - number) * call_.query_block;
+    return {call_, head, {first, std::min(first + call_.query_block, rows)}, thread};
   }
 
  private:
   i64 rows_of(const KvHead& head) const { return head.sequence.queries * call_.problem.group(); }
-  i64 blocks_of(const KvHead& head) const { return ceil_div(rows_of(head), call_.query_block); }
-
-  /// The head that a tile or block belongs to: the last that begins at it or before.
-  const KvHead& head_of(i64 number, i64 KvHead::*first) const {
-    return *(std::upper_bound(heads_.begin(), heads_.end(), number,
-                              [&](i64 wanted, const KvHead& head) { return wanted < head.*first; }) -
-             1);
-  }
 
   const ForwardCall<T>& call_;
   std::span<KvHead> heads_;
-  i64 tiles_ = 0, blocks_ = 0;
 };
-
-template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave, int threads) {
-  if (call.heads) parallel_for(wave.tiles(), threads, [&](i64 tile, int thread) { wave.pack(tile, thread); });
-  const i64 splits = call.partials.splits;
-  if (splits == 1) {
-    parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).run(); });
-    return;
-  }
-  parallel_for(wave.blocks() * splits, threads,
-               [&](i64 task, int thread) { wave.block(task / splits, thread).run_split(task % splits); });
-  parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).merge_splits(); });
-}
 
 template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   // Without results a batch needs no memory, and may be too large to walk through.
@@ -133,7 +123,7 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
-    run_wave(call, Wave<T>(call, {room, count}, begin), plan.threads);
+    Wave<T>(call, {room, count}, begin).run(plan.threads);
   }
 }
 

@@ -18,8 +18,6 @@ struct KvHead {
   // Among the heads that are in scratch together:
   i64 place = 0;          // its number
   i64 first_element = 0;  // of its packed tiles
-  i64 first_tile = 0;     // number of its first tile, and of its first query block
-  i64 first_block = 0;
 };
 static_assert(sizeof(KvHead) <= kKvHeadBytes);
 
@@ -40,6 +38,7 @@ template <class T> struct ForwardCall : KernelCall<T> {
 
   Packed* heads = nullptr;  // tiles of whole heads; null: a task packs the tiles that it reads
   Partials<T> partials{};
+  std::byte* progress = nullptr;  // of the heads that are in scratch together
   std::byte* threads = nullptr;
   ForwardThreadScratch layout{};  // of each thread's part
 

@@ -11,12 +11,16 @@ template <class T> constexpr Vector<T> ascending() {
   return lanes;
 }
 
-template <class T> T sum_of_lanes(Vector<T> sum) {
-  alignas(kVectorBytes) T lanes[kLanes<T>];
-  at(lanes) = sum;
-  for (int half = kLanes<T> / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+// Lanes join those `Step` away, for steps of half the lanes down to 1: the order of the sums is the set's own, always the same.
+template <int Step, class V, class Join, int... Lane> inline V joined_lanes(V x, Join join, Sequence<Lane...> lanes) {
+  x = join(x, __builtin_shufflevector(x, x, (Lane ^ Step)...));
+  if constexpr (Step > 1) return joined_lanes<Step / 2>(x, join, lanes);
+  return x;
+}
+
+template <class T> inline T sum_of_lanes(Vector<T> sum) {
+  const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
+  return joined_lanes<kLanes<T> / 2>(sum, add, typename Counted<kLanes<T>>::type{})[0];
 }
 
 // ---------------------------------------------------------------------------------------------------------------- logits
@@ -95,9 +99,9 @@ template <class T> T maximum(const T* s, i64 columns) {
     right = Isa::max(at(s + column + kLanes<T>), right);
   }
   left = Isa::max(left, right);
-  T result = -kInf<T>;  // a NaN is no maximum, also where it stands in the first columns
-  for (int lane = 0; lane < kLanes<T>; ++lane) result = left[lane] > result ? left[lane] : result;
-  return result;
+  left = left == left ? left : splat(-kInf<T>);  // a NaN is no maximum, also where it stands in the first columns
+  const auto larger = [](Vector<T> a, Vector<T> b) { return Isa::max(a, b); };
+  return joined_lanes<kLanes<T> / 2>(left, larger, typename Counted<kLanes<T>>::type{})[0];
 }
 
 // Which of the two sums a column goes to depends on its place in the tile alone. Units and reference come by value: through a

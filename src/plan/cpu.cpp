@@ -22,7 +22,7 @@ struct Tiles {
   i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
-    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
+    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 96, 128, 512},
     Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
     Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
     Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},

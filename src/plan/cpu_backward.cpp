@@ -27,7 +27,8 @@ void cut(const Problem& problem, Plan& plan) {
   plan.partials = std::min(wanted, chunks);
   const i64 sums = problem.wants_dq ? saturating_multiply(partial_bytes(problem), plan.partials) : 0;
   const i64 blocks = saturating_multiply(query_blocks_of_head(problem, plan), query_block_scratch(problem, plan).bytes);
-  plan.heads_at_once = std::clamp<i64>(kHeadBytes / std::max<i64>(saturating_add(sums, blocks), 1), 1, heads);
+  plan.heads_at_once = std::clamp<i64>(kHeadBytes / std::max<i64>(saturating_add(sums, blocks), 1), 1,
+                                       std::min(heads, most_heads_at_once(plan)));
 }
 
 }  // namespace
@@ -95,6 +96,7 @@ Regions backward_scratch(const Problem& problem, const Plan& plan) {
                                          plan.partials * static_cast<i64>(sizeof(double)));
   const i64 blocks = saturating_multiply(query_blocks_of_head(problem, plan), query_block_scratch(problem, plan).bytes);
   return {{"packed Q and dO", aligned_bytes(saturating_multiply(plan.heads_at_once, blocks))},
+          {"progress of heads", aligned_bytes(plan.heads_at_once * kHeadProgressBytes)},
           {"sums of dQ", problem.wants_dq ? aligned_bytes(sums) : 0},
           {"sums of dslopes", problem.wants_dslopes ? aligned_bytes(slopes) : 0},
           {"tiles", plan.threads * backward_thread_scratch(problem, plan).bytes}};

@@ -44,7 +44,7 @@ i64 backward_tile_stride(i64 key_block);
 inline constexpr i64 kBiasBlocks = 4;
 
 /// Regions in the order in which the backend takes them.
-enum BackwardRegion : std::size_t { kQueryBlocks, kQuerySums, kSlopeSums, kBackwardThreads };
+enum BackwardRegion : std::size_t { kQueryBlocks, kBackwardProgress, kQuerySums, kSlopeSums, kBackwardThreads };
 Regions backward_scratch(const Problem& problem, const Plan& plan);
 
 /// Sets what depends on the problem; tile sizes and threads are set already.

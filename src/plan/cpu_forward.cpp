@@ -72,6 +72,7 @@ Regions forward_scratch(const Problem& problem, const Plan& plan) {
   return {
       {"packed K and V", plan.packs_ahead ? aligned_bytes(saturating_multiply(heads, packed_bytes(problem, plan))) : 0},
       {"kv heads", aligned_bytes(heads * kKvHeadBytes)},
+      {"progress of heads", aligned_bytes(heads * kHeadProgressBytes)},
       {"query blocks", plan.threads * forward_thread_scratch(problem, plan).bytes},
       {"partial O", aligned_bytes(saturating_multiply(heads, outputs))},
       {"partial sums", aligned_bytes(saturating_multiply(heads, saturating_multiply(rows, kRunningSumBytes)))}};
@@ -88,7 +89,8 @@ void plan_cpu_forward(const Problem& problem, Plan& plan) {
   const i64 head_bytes = saturating_add(plan.packs_ahead ? packed_bytes(problem, plan) : 0,
                                         splits > 1 ? partial_output_bytes(problem, splits) : 0);
   const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
-  plan.heads_at_once = std::clamp<i64>(kPackedBytes / std::max<i64>(head_bytes, 1), 1, std::min(heads, kMostHeads));
+  const i64 most = plan.packs_ahead ? std::min(heads, most_heads_at_once(plan)) : std::min(heads, kMostHeads);
+  plan.heads_at_once = std::clamp<i64>(kPackedBytes / std::max<i64>(head_bytes, 1), 1, most);
   plan.workspace = forward_scratch(problem, plan);
 }
 

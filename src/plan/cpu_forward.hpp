@@ -31,7 +31,7 @@ i64 forward_score_stride(i64 key_block);
 i64 forward_splits(const Problem& problem, const Plan& plan);
 
 /// Regions in the order in which the backend takes them.
-enum ForwardRegion : std::size_t { kPacked, kHeads, kThreads, kPartialOutputs, kPartialSums };
+enum ForwardRegion : std::size_t { kPacked, kHeads, kHeadProgress, kThreads, kPartialOutputs, kPartialSums };
 Regions forward_scratch(const Problem& problem, const Plan& plan);
 
 /// Sets what depends on the problem; tile sizes and threads are set already.

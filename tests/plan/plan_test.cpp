@@ -39,7 +39,8 @@ TEST(Plan, cpu_decisions) {
   EXPECT_EQ(plan.heads_at_once, 4);
   EXPECT_EQ(plan.text(),
             "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 512\nkv heads at once 4\n"
-            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch query blocks 88896 bytes\n");
+            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch progress of heads 512 "
+            "bytes\nscratch query blocks 88896 bytes\n");
 }
 
 TEST(Plan, names_what_it_does_not_take) {
