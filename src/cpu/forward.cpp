@@ -3,9 +3,9 @@
 #include "cpu/append.hpp"
 #include "cpu/arena.hpp"
 #include "cpu/blank_rows.hpp"
+#include "cpu/decode_block.hpp"
 #include "cpu/dropout.hpp"
 #include "cpu/pool.hpp"
-#include "cpu/query_block.hpp"
 
 #include <algorithm>
 #include <array>
@@ -86,7 +86,7 @@ template <class T> class Wave {
 
   /// The last rows see most keys under a causal mask: a head's blocks are handed out from the back, so that the small ones
   /// level the threads at the end.
-  QueryBlock<T> block(i64 number, int thread) const {
+  template <class Block> Block block(i64 number, int thread) const {
     const KvHead& head = head_of(number, &KvHead::first_block);
     const i64 first = (blocks_of(head) - 1 - (number - head.first_block)) * call_.query_block;
     return {call_, head, {first, std::min(first + call_.query_block, rows_of(head))}, thread};
@@ -108,16 +108,20 @@ template <class T> class Wave {
   i64 tiles_ = 0, blocks_ = 0;
 };
 
-template <class T> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave, int threads) {
+template <class T, class Block> void run_wave(const ForwardCall<T>& call, const Wave<T>& wave, int threads) {
   if (call.heads) parallel_for(wave.tiles(), threads, [&](i64 tile, int thread) { wave.pack(tile, thread); });
   const i64 splits = call.partials.splits;
   if (splits == 1) {
-    parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).run(); });
+    parallel_for(wave.blocks(), threads,
+                 [&](i64 block, int thread) { wave.template block<Block>(block, thread).run(); });
     return;
   }
-  parallel_for(wave.blocks() * splits, threads,
-               [&](i64 task, int thread) { wave.block(task / splits, thread).run_split(task % splits); });
-  parallel_for(wave.blocks(), threads, [&](i64 block, int thread) { wave.block(block, thread).merge_splits(); });
+  // All heads of some keys before the next keys: in most caches they are neighbours in memory.
+  parallel_for(wave.blocks() * splits, threads, [&](i64 task, int thread) {
+    wave.template block<Block>(task % wave.blocks(), thread).run_split(task / wave.blocks());
+  });
+  parallel_for(wave.blocks(), threads,
+               [&](i64 block, int thread) { wave.template block<Block>(block, thread).merge_splits(); });
 }
 
 template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
@@ -133,7 +137,11 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
-    run_wave(call, Wave<T>(call, {room, count}, begin), plan.threads);
+    const Wave<T> wave(call, {room, count}, begin);
+    if (plan.reads_in_place)
+      run_wave<T, DecodeBlock<T>>(call, wave, plan.threads);
+    else
+      run_wave<T, QueryBlock<T>>(call, wave, plan.threads);
   }
 }
 
