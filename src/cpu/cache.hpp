@@ -14,6 +14,18 @@ inline std::byte* key_row(const Problem& problem, const Buffers& buffers, const 
   return view.at(page, slot % problem.page_size, kv_head);
 }
 
+/// Row after row of `keys`: their addresses, with one look at the block table for each page.
+inline void key_rows(const Problem& problem, const Buffers& buffers, const View& view, const Sequence& sequence,
+                     Range keys, i64 kv_head, const std::byte** rows) {
+  const bool pages = problem.key_form == KeyForm::pages;
+  for (i64 j = keys.begin; j < keys.end;) {
+    const i64 together = pages ? problem.page_size - (sequence.first_key + j) % problem.page_size : keys.end - j;
+    const i64 end = min_of(keys.end, j + together);
+    const std::byte* row = key_row(problem, buffers, view, sequence, j, kv_head);
+    for (; j < end; ++j, row += view.strides[1]) *rows++ = row;
+  }
+}
+
 /// Slots that were filled before the call: the rotary position of the first new key.
 inline i64 filled_slots(const Sequence& sequence) { return sequence.first_key + sequence.keys - sequence.new_keys; }
 

@@ -3,9 +3,9 @@
 #include "cpu/append.hpp"
 #include "cpu/arena.hpp"
 #include "cpu/blank_rows.hpp"
+#include "cpu/decode_block.hpp"
 #include "cpu/head_tasks.hpp"
 #include "cpu/pool.hpp"
-#include "cpu/query_block.hpp"
 
 #include <algorithm>
 #include <array>
@@ -63,13 +63,15 @@ template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads
 template <class T> class Wave {
  public:
   Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head) : call_(call), heads_(room) {
-    i64 elements = 0, place = 0;
+    i64 elements = 0, blocks = 0, place = 0;
     for (KvHead& head : heads_) {
       const i64 number = first_head + place, kv_heads = call.problem.kv_heads;
       std::construct_at(&head, make_kv_head(call, number / kv_heads, number % kv_heads));
       head.place = place++;
       head.first_element = elements;
+      head.first_block = blocks;
       elements += packed_elements(call, head);
+      blocks += blocks_of(head);
     }
   }
 
@@ -82,29 +84,53 @@ template <class T> class Wave {
       if (stage == 0)
         pack_tile(call_, head, head.tiles.begin + task, thread);
       else if (splits == 1)
-        block(head, task, thread).run();
+        block<QueryBlock<T>>(head, task, thread).run();
       else if (stage == 1)
-        block(head, task / splits, thread).run_split(task % splits);
+        block<QueryBlock<T>>(head, task / splits, thread).run_split(task % splits);
       else
-        block(head, task, thread).merge_splits();
+        block<QueryBlock<T>>(head, task, thread).merge_splits();
     };
     const auto progress = make_progress<3>(call_.progress, static_cast<i64>(heads_.size()), [&](i64 place) {
       const KvHead& head = heads_[static_cast<std::size_t>(place)];
-      const i64 blocks = ceil_div(rows_of(head), call_.query_block);
-      return std::array<i64, 3>{call_.heads ? length(head.tiles) : 0, blocks * splits, splits == 1 ? 0 : blocks};
+      return std::array<i64, 3>{call_.heads ? length(head.tiles) : 0, blocks_of(head) * splits,
+                                splits == 1 ? 0 : blocks_of(head)};
     });
     HeadTasks<3, decltype(body)>(progress, body).run(threads);
   }
 
+  /// Where tasks read K and V from memory themselves: all heads of some keys before the next keys, since in most caches they
+  /// are neighbours in memory.
+  template <class Block> void run_together(int threads) const {
+    const i64 splits = call_.partials.splits, blocks = heads_.empty() ? 0 : last_block();
+    const auto block_at = [this](i64 number, int thread) {
+      const KvHead& head = head_of(number);
+      return block<Block>(head, number - head.first_block, thread);
+    };
+    if (splits == 1)
+      return parallel_for(blocks, threads, [&](i64 number, int thread) { block_at(number, thread).run(); });
+    parallel_for(blocks * splits, threads,
+                 [&](i64 task, int thread) { block_at(task % blocks, thread).run_split(task / blocks); });
+    parallel_for(blocks, threads, [&](i64 number, int thread) { block_at(number, thread).merge_splits(); });
+  }
+
   /// The last rows see most keys under a causal mask: a head's blocks are handed out from the back, so that the small ones
   /// level the threads at the end.
-  QueryBlock<T> block(const KvHead& head, i64 number, int thread) const {
-    const i64 rows = rows_of(head), first = (ceil_div(rows, call_.query_block) - 1 - number) * call_.query_block;
+  template <class Block> Block block(const KvHead& head, i64 number, int thread) const {
+    const i64 rows = rows_of(head), first = (blocks_of(head) - 1 - number) * call_.query_block;
     return {call_, head, {first, std::min(first + call_.query_block, rows)}, thread};
   }
 
  private:
   i64 rows_of(const KvHead& head) const { return head.sequence.queries * call_.problem.group(); }
+  i64 blocks_of(const KvHead& head) const { return ceil_div(rows_of(head), call_.query_block); }
+  i64 last_block() const { return heads_.back().first_block + blocks_of(heads_.back()); }
+
+  /// The head that a block belongs to: the last that begins at it or before.
+  const KvHead& head_of(i64 block) const {
+    return *(std::upper_bound(heads_.begin(), heads_.end(), block,
+                              [](i64 wanted, const KvHead& head) { return wanted < head.first_block; }) -
+             1);
+  }
 
   const ForwardCall<T>& call_;
   std::span<KvHead> heads_;
@@ -123,7 +149,13 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
-    Wave<T>(call, {room, count}, begin).run(plan.threads);
+    const Wave<T> wave(call, {room, count}, begin);
+    if (plan.reads_in_place)
+      wave.template run_together<DecodeBlock<T>>(plan.threads);
+    else if (!call.heads && call.partials.splits > 1)
+      wave.template run_together<QueryBlock<T>>(plan.threads);
+    else
+      wave.run(plan.threads);
   }
 }
 

@@ -18,6 +18,7 @@ struct KvHead {
   // Among the heads that are in scratch together:
   i64 place = 0;          // its number
   i64 first_element = 0;  // of its packed tiles
+  i64 first_block = 0;    // number of its first query block
 };
 static_assert(sizeof(KvHead) <= kKvHeadBytes);
 

@@ -94,27 +94,30 @@ template <class T> void QueryBlock<T>::merge_splits() {
 }
 
 template <class T> void QueryBlock<T>::pack_queries() {
-  const Problem& problem = call_.problem;
-  const View& q = call_.buffers.q;
-  const i64 count = static_cast<i64>(rows_.size()), d = problem.head_dim;
-  for (i64 row = 0; row < count; ++row) {
-    const ScoreRow& place = rows_[size(row)].place;
-    pointers_[row] = q.at(head_.batch, head_.sequence.first_query + place.i, place.h);
-  }
-  const i64 stride = q.strides[3];
+  const i64 count = static_cast<i64>(rows_.size());
+  find_queries();
   for (i64 row = 0; row < count; row += panel_rows_) {
     const i64 rows = std::min(panel_rows_, count - row);
     for (i64 next = row + rows; next < std::min(row + 2 * panel_rows_, count); ++next)
-      prefetch_row<Access::read>(pointers_[next], d, stride);
-    Rows source{pointers_ + row, rows, d, stride, q.dtype};
-    if (problem.rotary_pairs) {
-      rotate_queries(row, rows);
-      source.stride = sizeof(T);
-      source.dtype = accumulator(problem.dtype);
-    }
-    call_.kernels.pack_query(source, call_.units.sign, q_ + call_.packed(row * call_.query_depth));
+      prefetch_row<Access::read>(pointers_[next], call_.problem.head_dim, call_.buffers.q.strides[3]);
+    call_.kernels.pack_query(query_rows(row, rows), call_.units.sign, q_ + call_.packed(row * call_.query_depth));
   }
   std::fill_n(o_, count * call_.value_width, T{0});
+}
+
+template <class T> void QueryBlock<T>::find_queries() {
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    const ScoreRow& place = rows_[row].place;
+    pointers_[row] = call_.buffers.q.at(head_.batch, head_.sequence.first_query + place.i, place.h);
+  }
+}
+
+template <class T> Rows QueryBlock<T>::query_rows(i64 first_row, i64 count) {
+  const Problem& problem = call_.problem;
+  const View& q = call_.buffers.q;
+  if (!problem.rotary_pairs) return {pointers_ + first_row, count, problem.head_dim, q.strides[3], q.dtype};
+  rotate_queries(first_row, count);
+  return {pointers_ + first_row, count, problem.head_dim, sizeof(T), accumulator(problem.dtype)};
 }
 
 /// Leaves pointers_ at rotated copies of a panel's rows: the caller's q stays as it is.
@@ -131,7 +134,7 @@ template <class T> void QueryBlock<T>::rotate_queries(i64 first_row, i64 count) 
   }
 }
 
-/// All panels against the tiles of `keys`, which begin and end where tiles or the rows' hull do.
+/// All panels against the tiles of `keys`.
 template <class T> void QueryBlock<T>::attend(Range keys) {
   if (keys.begin >= keys.end) return;
   const i64 count = static_cast<i64>(rows_.size());

@@ -7,7 +7,8 @@
 
 namespace narrows::cpu {
 
-/// Some rows of a kv head, numbered as KvHead says, at most call.query_block; in the scratch of one thread.
+/// Some rows of a kv head, numbered as KvHead says, at most call.query_block; in the scratch of one thread. Keys and values
+/// are packed first; DecodeBlock does without.
 template <class T> class QueryBlock {
  public:
   QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread);
@@ -19,7 +20,7 @@ template <class T> class QueryBlock {
   /// O and LSE from the partial results of the splits.
   void merge_splits();
 
- private:
+ protected:
   struct Row {
     ScoreRow place;
     ScoreRules<T> rules;
@@ -27,14 +28,16 @@ template <class T> class QueryBlock {
   };
   static_assert(sizeof(Row) <= kQueryRowBytes);
 
-  std::span<Row> load_rows(Range rows);
-  void pack_queries();
-  void rotate_queries(i64 first_row, i64 count);
-  void attend(Range keys);
-  void attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key);
+  /// Q as the products read it, and an O of zeros.
+  virtual void pack_queries();
+  /// Adds keys, which begin and end where tiles or the rows' hull do.
+  virtual void attend(Range keys);
+
+  /// Leaves pointers_ at the rows of Q.
+  void find_queries();
+  /// Of those, some that are a panel or less, rotated where the call says so; until the next call.
+  Rows query_rows(i64 first_row, i64 count);
   void add_weights(Row& row, T* s, Range keys, T* o);
-  void finish(const Row& row, const T* o);
-  T write_lse(const Row& row);
   T* output(i64 row) const { return o_ + row * call_.value_width; }
   std::byte* target(const Row& row) const {
     return call_.buffers.o.at(head_.batch, head_.sequence.first_query + row.place.i, row.place.h);
@@ -53,6 +56,13 @@ template <class T> class QueryBlock {
   Range numbers_;
   std::span<Row> rows_;
   Range keys_;  // that the rows see
+
+ private:
+  std::span<Row> load_rows(Range rows);
+  void rotate_queries(i64 first_row, i64 count);
+  void attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key);
+  void finish(const Row& row, const T* o);
+  T write_lse(const Row& row);
 };
 
 extern template class QueryBlock<float>;

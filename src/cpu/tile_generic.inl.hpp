@@ -29,6 +29,11 @@ struct GenericVectors : AddedExponents {
     for (int lane = 0; lane < kLanes<float>; ++lane) result[lane] = half_to_float(source[lane]);
     return result;
   }
+  static F from_bfloat(const unsigned short* source) {
+    F result;
+    for (int lane = 0; lane < kLanes<float>; ++lane) result[lane] = bfloat_to_float(source[lane]);
+    return result;
+  }
   static void to_half(F value, unsigned short* out) {
     for (int lane = 0; lane < kLanes<float>; ++lane) out[lane] = float_to_half(value[lane]);
   }

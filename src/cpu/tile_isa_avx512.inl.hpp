@@ -35,6 +35,10 @@ struct Avx512 {
   static F from_half(const unsigned short* source) {
     return (F)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
   }
+  static F from_bfloat(const unsigned short* source) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+    return (F)_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16);
+  }
   static void to_half(F value, unsigned short* out) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                         _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT));

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/types.hpp"
+#include "cpu/decode_kernels.hpp"
 #include "shared/philox.h"
 #include "shared/score.h"
 
@@ -94,6 +95,8 @@ template <class T> struct TileKernels {
 
   /// factor * row, rounded to nearest even; a zero is stored as +0.
   void (*store)(const T* row, T factor, i64 count, std::byte* out, i64 stride, DType dtype);
+
+  DecodeKernels<T> decode;
 };
 
 /// The instruction sets that this build has and this CPU can execute, best first; never empty.

@@ -10,4 +10,6 @@
 
 #include "cpu/tile_softmax.inl.hpp"
 
+#include "cpu/decode_kernels.inl.hpp"
+
 #include "cpu/tile_table.inl.hpp"

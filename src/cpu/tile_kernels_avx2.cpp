@@ -23,6 +23,10 @@ struct Isa : AddedExponents {
   static F from_half(const unsigned short* source) {
     return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
   }
+  static F from_bfloat(const unsigned short* source) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+    return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+  }
   static void to_half(F value, unsigned short* out) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
   }

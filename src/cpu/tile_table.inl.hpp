@@ -29,7 +29,8 @@ constexpr TileKernels<T> kKernels{Isa::kName,
                                   narrow<T>,
                                   transposed<T>,
                                   accumulate_transposed<T>,
-                                  store<T>};
+                                  store<T>,
+                                  kDecodeKernels<T>};
 
 }  // namespace
 }  // namespace narrows::cpu

@@ -17,45 +17,58 @@ struct Tiles {
   i64 depth;        // elements that a product sums over come in multiples of this
   i64 query_block;  // rows whose Q and O stay in L2 while K and V stream by
   i64 key_block;    // a panel of S, some rows by this many keys, stays in L1
+  // Decode: up to so many rows of a kv head read K and V where they lie, so many keys at a time. On a Zen 3 core packing begins
+  // to pay between 32 and 64 rows.
+  i64 decode_rows, decode_key_block;
   // Backward: P and dS of a block of rows by a block of keys, and what they are made of, stay in L2; Q and dO are packed
   // again for every chunk of keys.
   i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
-    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 96, 128, 512},
-    Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
-    Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
-    Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
-    Tiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 96, 128, 512},
-    Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 48, 64, 256},
+    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 32, 256, 96, 128, 512},
+    Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+    Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
+    Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+    Tiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
+    Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
 };
 
-const Tiles* tiles_for(DType dtype, std::span<const std::string_view> instruction_sets) {
+const Tiles* tiles_for(DType dtype, std::span<const std::string_view> instruction_sets, bool wide_operands = false) {
   for (const std::string_view name : instruction_sets)
     for (const Tiles& row : kTiles)
       if (row.instruction_set == name && row.accumulator == accumulator(dtype) &&
-          (row.operand == row.accumulator || row.operand == dtype))
+          (row.operand == row.accumulator || (row.operand == dtype && !wide_operands)))
         return &row;
   return nullptr;
 }
 
-constexpr double kFlopsForThreads = 4e6;  // below, handing out work costs more than it saves
+// Below both, handing out work costs more than it saves.
+constexpr double kFlopsForThreads = 4e6;
+constexpr i64 kBytesForThreads = 1'000'000;
 
 }  // namespace
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
   const DType accumulate = accumulator(problem.dtype);
-  const Tiles* const tiles = tiles_for(problem.dtype, machine.instruction_sets);
+  const Tiles* tiles = tiles_for(problem.dtype, machine.instruction_sets);
   if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);
 
   Plan plan;
   plan.family = "cpu";
+  if (problem.operation == Operation::forward && rows_of_head(problem) <= tiles->decode_rows) {
+    // One kernel must serve prefill, chunks and decoding for a row to get the same bits in all of them.
+    plan.keeps_kernel = problem.batch_invariant;
+    plan.reads_in_place = !problem.batch_invariant;
+  }
+  // Reading in place has weights of the sums' type.
+  const Tiles* const wide = tiles_for(problem.dtype, machine.instruction_sets, true);
+  if (plan.reads_in_place && wide) tiles = wide;
   plan.instruction_set = tiles->instruction_set;
   plan.operand = tiles->operand;
   plan.depth = tiles->depth;
   plan.threads = problem.threads ? problem.threads : machine.threads;
-  if (work.flops < kFlopsForThreads) plan.threads = 1;
+  if (work.flops < kFlopsForThreads && work.fused_bytes < kBytesForThreads) plan.threads = 1;
   if (problem.operation == Operation::backward) {
     plan.query_block = tiles->backward_query_block;
     plan.key_block = tiles->backward_key_block;
@@ -63,7 +76,7 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan_cpu_backward(problem, plan);
   } else {
     plan.query_block = tiles->query_block;
-    plan.key_block = tiles->key_block;
+    plan.key_block = plan.reads_in_place ? tiles->decode_key_block : tiles->key_block;
     plan_cpu_forward(problem, plan);
   }
   const double cores = std::min(plan.threads, machine.threads) / static_cast<double>(std::max(machine.threads, 1));

@@ -11,6 +11,9 @@ constexpr i64 kMostHeads = 65536;  // described in scratch at once
 // A call with fewer (sequence, kv head) pairs splits its keys into about as many tasks. A constant, not the machine's
 // threads: on every machine a call gives the same bits.
 constexpr i64 kTasks = 64;
+// Reading in place, tasks are cheaper, and small ones let the kv heads of the same keys, which may lie side by side, be read
+// soon after each other: 1.4 to 1.7 times as fast on a Zen 3 core with rows of all heads 4 KiB apart.
+constexpr i64 kTasksInPlace = 1024;
 // A panel's rows would otherwise lie a power of two apart and fight for the same lines of L1.
 constexpr i64 kScoreStrideExtra = 16;
 
@@ -32,8 +35,9 @@ i64 tiles_of_split(const Problem& problem, const Plan& plan, i64 tiles) {
   if (problem.batch_invariant || problem.num_splits == 1 || tiles < 2) return tiles;
   if (problem.num_splits > 1) return ceil_div(tiles, std::min<i64>(tiles, problem.num_splits));
   const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
-  if (plan.packs_ahead || heads >= kTasks) return tiles;
-  return ceil_div(tiles, std::min(tiles, ceil_div(kTasks, heads)));
+  const i64 tasks = plan.reads_in_place ? kTasksInPlace : kTasks;
+  if (plan.packs_ahead || heads >= tasks) return tiles;
+  return ceil_div(tiles, std::min(tiles, ceil_div(tasks, heads)));
 }
 
 }  // namespace
@@ -48,16 +52,20 @@ ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& 
   };
   const i64 rows = std::min(plan.query_block, rows_of_head(problem)) + kMostPanelRows, d = problem.head_dim;
   const i64 keys = key_block(plan), tile = std::min(keys, round_up(problem.max_keys, kMostColumns));
+  const i64 width = plan.reads_in_place ? round_up(d, kMostColumns) : round_up(d, plan.depth);
+  const i64 panel = plan.reads_in_place ? rows - kMostPanelRows : kMostPanelRows;
+  const i64 converted = kConvertedRows * std::max(width, value_width(problem));
   take(scratch.rows, rows, kQueryRowBytes);
-  take(scratch.queries, rows * round_up(d, plan.depth), packed_item(plan));
-  take(scratch.scores, kMostPanelRows * forward_score_stride(keys), item(problem));
+  take(scratch.queries, rows * width, packed_item(plan));
+  take(scratch.scores, panel * forward_score_stride(keys), item(problem));
   take(scratch.outputs, rows * value_width(problem), item(problem));
   take(scratch.bias, problem.bias.given ? keys : 0, item(problem));
   take(scratch.keep, problem.rules.dropout > 0 ? keys / 8 : 0, 1);
   take(scratch.allowed, problem.mask.given ? keys : 0, 1);
-  take(scratch.pointers, std::max(rows, keys), static_cast<i64>(sizeof(void*)));
+  take(scratch.pointers, std::max(rows, 2 * (keys + kRowsBeyond)), static_cast<i64>(sizeof(void*)));
   take(scratch.rotated, problem.rotary_pairs ? kMostPanelRows * d : 0, item(problem));
-  take(scratch.tile, plan.packs_ahead ? 0 : tile, packed_row(problem, plan));
+  const i64 packed = plan.packs_ahead ? 0 : tile * packed_row(problem, plan);
+  take(scratch.tile, plan.reads_in_place ? converted * item(problem) : packed, 1);
   return scratch;
 }
 
@@ -80,7 +88,7 @@ Regions forward_scratch(const Problem& problem, const Plan& plan) {
 
 void plan_cpu_forward(const Problem& problem, Plan& plan) {
   // Where a kv head has one query block, nobody else reads what it packs: tile by tile, it stays in cache.
-  plan.packs_ahead = rows_of_head(problem) > plan.query_block;
+  plan.packs_ahead = !plan.reads_in_place && rows_of_head(problem) > plan.query_block;
   const i64 tiles = ceil_div(problem.max_keys, plan.key_block);
   const i64 split = tiles_of_split(problem, plan, tiles);
   plan.split_keys = split < tiles ? split * plan.key_block : 0;

@@ -11,7 +11,7 @@ inline constexpr i64 kQueryRowBytes = 128, kKvHeadBytes = 192, kRunningSumBytes 
 /// Scratch of one thread: bytes from its start to each part. A part that the call does not need has the next one's place.
 struct ForwardThreadScratch {
   i64 rows = 0;      // of a query block: what is known of each
-  i64 queries = 0;   // packed Q
+  i64 queries = 0;   // Q, packed or as rows of whole vectors
   i64 scores = 0;    // a panel of S
   i64 outputs = 0;   // O before it is normalised
   i64 bias = 0;      // of one row and tile
@@ -19,13 +19,16 @@ struct ForwardThreadScratch {
   i64 allowed = 0;   // of the mask, of one row and tile
   i64 pointers = 0;  // to rows of Q, K or V
   i64 rotated = 0;   // a panel of Q
-  i64 tile = 0;      // packed K and V, where heads are not packed ahead
+  i64 tile = 0;      // packed K and V, where heads are not packed ahead; or some rows, converted
   i64 bytes = 0;
 };
 ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& plan);
 
 /// Elements from one row of a panel of S to the next.
 i64 forward_score_stride(i64 key_block);
+
+// Reading in place: rows converted at once where a kernel cannot read them, and rows known beyond a block, to be fetched ahead.
+inline constexpr i64 kConvertedRows = 32, kRowsBeyond = 32;
 
 /// Parts that the plan's keys are split into; 1 = not split.
 i64 forward_splits(const Problem& problem, const Plan& plan);

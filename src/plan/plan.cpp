@@ -43,7 +43,11 @@ std::string Plan::text() const {
   lines += narrows::text("threads ", threads, "\nquery block ", query_block, "\nkey block ", key_block,
                          "\nkv heads at once ", heads_at_once, "\n");
   if (key_chunk) lines += narrows::text("key chunk ", key_chunk, "\npartial sums of dQ ", partials, "\n");
-  if (!packs_ahead) lines += "keys packed by the task that reads them\n";
+  if (reads_in_place)
+    lines += "keys read where they lie\n";
+  else if (!packs_ahead)
+    lines += "keys packed by the task that reads them\n";
+  if (keeps_kernel) lines += "batch_invariant: decoding takes the kernel of prefill\n";
   if (split_keys) lines += narrows::text("keys of a split ", split_keys, "\n");
   for (const Region& region : workspace)
     if (region.bytes) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");

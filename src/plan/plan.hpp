@@ -51,8 +51,10 @@ struct Plan {
   i64 key_chunk = 0;      // backward: keys whose dK and dV a thread holds
   i64 partials = 0;       // backward: sums of dQ of one kv head that are made side by side and added at the end
   bool packs_ahead =
-      true;            // K and V of whole heads before any query block; otherwise each task packs the tiles it reads
-  i64 split_keys = 0;  // keys that a task attends to before results are merged, in whole tiles; 0 = all
+      true;  // K and V of whole heads before any query block; otherwise each task packs the tiles it reads
+  bool reads_in_place = false;  // few query rows: K and V are read where they lie, nothing is packed
+  bool keeps_kernel = false;    // few query rows that are packed all the same, by batch_invariant
+  i64 split_keys = 0;           // keys that a task attends to before results are merged, in whole tiles; 0 = all
   Regions workspace;
   Prediction prediction;
 

@@ -33,6 +33,7 @@ struct CacheCall {
     if (dice_.one_in(2)) blocks.split_keys = dice_.between(1, 90);
     const std::vector<std::string> sets = instruction_sets();
     blocks.instruction_set = sets[dice_.below(sets.size())];
+    blocks.reads_in_place = dice_.one_in(2);
   }
 
  private:

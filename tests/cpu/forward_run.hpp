@@ -20,6 +20,7 @@ struct Blocks {
   i64 query_block = 24, key_block = 32, heads_at_once = 2;
   bool packs_ahead = true;
   i64 split_keys = 0;
+  bool reads_in_place = false;
 };
 
 inline void run_forward(const Inputs& in, const Outputs& out, const Options& options, const Blocks& blocks = {}) {
@@ -30,7 +31,8 @@ inline void run_forward(const Inputs& in, const Outputs& out, const Options& opt
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;
   plan.heads_at_once = blocks.heads_at_once;
-  plan.packs_ahead = blocks.packs_ahead;
+  plan.reads_in_place = blocks.reads_in_place;
+  plan.packs_ahead = blocks.packs_ahead && !blocks.reads_in_place;
   plan.split_keys = blocks.split_keys;
   plan.workspace = forward_scratch(call.problem, plan);
   cpu::run_forward(call.problem, plan, call.buffers);

@@ -35,6 +35,7 @@ struct RandomCall {
     if (dice.one_in(3)) blocks.split_keys = dice.between(1, 90);
     const std::vector<std::string> sets = instruction_sets();
     blocks.instruction_set = sets[dice.below(sets.size())];
+    blocks.reads_in_place = dice.one_in(3);
   }
 
  private:

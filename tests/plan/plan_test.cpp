@@ -1,5 +1,7 @@
 #include "plan/plan.hpp"
 
+#include <gmock/gmock.h>
+
 #include "tests/core/call.hpp"
 
 #include <random>
@@ -38,9 +40,9 @@ TEST(Plan, cpu_decisions) {
   EXPECT_EQ(plan.threads, 1);  // 7,840 FLOP are not worth waking a thread
   EXPECT_EQ(plan.heads_at_once, 4);
   EXPECT_EQ(plan.text(),
-            "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 512\nkv heads at once 4\n"
-            "keys packed by the task that reads them\nscratch kv heads 768 bytes\nscratch progress of heads 512 "
-            "bytes\nscratch query blocks 88896 bytes\n");
+            "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 256\nkv heads at once 4\n"
+            "keys read where they lie\nscratch kv heads 768 bytes\nscratch progress of heads 512 bytes\nscratch query "
+            "blocks 35712 bytes\n");
 }
 
 TEST(Plan, names_what_it_does_not_take) {
@@ -75,19 +77,37 @@ Plan decoding(std::int64_t batch, std::int64_t keys, const Options& options) {
 }
 
 TEST(Plan, few_rows_split_their_keys_by_sizes_alone) {
-  EXPECT_EQ(decoding(1, 8 * 512, {}).split_keys, 512);
-  EXPECT_EQ(decoding(1, 64 * 512, {}).split_keys, 8 * 512);  // 8 kv heads make 64 tasks
-  EXPECT_EQ(decoding(8, 64 * 512, {}).split_keys, 0);
-  EXPECT_EQ(decoding(1, 512, {}).split_keys, 0);
+  EXPECT_EQ(decoding(1, 8 * 512, {}).split_keys, 256);
+  EXPECT_EQ(decoding(1, 64 * 512, {}).split_keys, 256);
+  EXPECT_EQ(decoding(16, 64 * 512, {}).split_keys, 8 * 512);  // 128 kv heads make 1024 tasks
+  EXPECT_EQ(decoding(128, 64 * 512, {}).split_keys, 0);
+  EXPECT_EQ(decoding(1, 256, {}).split_keys, 0);
   EXPECT_EQ(decoding(1, 8 * 512, {.batch_invariant = true, .num_splits = 4}).split_keys, 0);
 }
 
 TEST(Plan, num_splits_is_kept_or_as_many_as_there_are_tiles) {
   EXPECT_EQ(decoding(1, 8 * 512, {.num_splits = 1}).split_keys, 0);
   EXPECT_EQ(decoding(8, 8 * 512, {.num_splits = 4}).split_keys, 2 * 512);
-  EXPECT_EQ(decoding(8, 8 * 512, {.num_splits = 100}).split_keys, 512);
+  EXPECT_EQ(decoding(8, 8 * 512, {.num_splits = 100}).split_keys, 256);
   Options threads{.num_splits = 2, .threads = 7};
   EXPECT_EQ(decoding(1, 8 * 512, threads).split_keys, 4 * 512);
+}
+
+TEST(Plan, up_to_32_rows_of_a_kv_head_read_its_keys_where_they_lie) {
+  const auto plan = [](std::int64_t queries, std::int64_t group, const Options& options) {
+    const Tensor q{nullptr, DType::bf16, {1, queries, 2 * group, 64}, {}, {}},
+        k{nullptr, DType::bf16, {1, 4096, 2, 64}, {}, {}};
+    const Call made = make_explained({q, k, k}, options);
+    return choose(made.problem, work(made), two_cores()).plan;
+  };
+  EXPECT_TRUE(plan(1, 32, {}).reads_in_place);
+  EXPECT_TRUE(plan(32, 1, {}).reads_in_place);
+  EXPECT_FALSE(plan(33, 1, {}).reads_in_place);
+  EXPECT_FALSE(plan(9, 4, {}).reads_in_place);
+  EXPECT_FALSE(plan(1, 4, {.batch_invariant = true}).reads_in_place);
+  EXPECT_THAT(plan(1, 4, {}).text(), testing::HasSubstr("keys read where they lie\n"));
+  EXPECT_THAT(plan(1, 4, {.batch_invariant = true}).text(),
+              testing::HasSubstr("batch_invariant: decoding takes the kernel of prefill\n"));
 }
 
 TEST(Plan, prediction_takes_the_longer_of_arithmetic_and_memory) {

@@ -1,0 +1,324 @@
+// Few query rows read K and V where they lie: the kernels against plain loops, and the path against the oracle.
+#include <gtest/gtest.h>
+
+#include "cpu/reference.hpp"
+#include "cpu/reference_numbers.hpp"
+#include "cpu/scratch.hpp"
+#include "tests/cpu/dice.hpp"
+#include "tests/cpu/forward_run.hpp"
+#include "tests/support/check.hpp"
+
+#include <cmath>
+#include <deque>
+#include <numeric>
+
+namespace narrows::cpu {
+
+extern const InstructionSet kTileKernelsWide;
+
+namespace {
+
+template <class T> std::vector<const TileKernels<T>*> tested_kernels() {
+  const auto available = available_tile_kernels<T>();
+  std::vector<const TileKernels<T>*> kernels(available.begin(), available.end());
+  if constexpr (std::is_same_v<T, float>) kernels.push_back(&kTileKernelsWide.single);
+  if constexpr (std::is_same_v<T, double>) kernels.push_back(&kTileKernelsWide.twice);
+  return kernels;
+}
+
+template <class T> class DecodeKernelsTest : public testing::Test {};
+using ComputeTypes = testing::Types<float, double>;
+TYPED_TEST_SUITE(DecodeKernelsTest, ComputeTypes);
+
+/// Rows in an order of their own, one element off their alignment, with NaN between them.
+struct ScatteredRows {
+  std::vector<std::uint64_t> memory;
+  std::vector<const std::byte*> row;
+  PlacedRows rows;
+  i64 span;
+
+  ScatteredRows(DType dtype, i64 count, i64 length) : span(length + 3) {
+    const i64 size = static_cast<i64>(item_size(dtype)), all = count * span + 1;
+    memory.resize(static_cast<std::size_t>(all * size / 8 + 1));
+    for (i64 x = 0; x < all; ++x) reference::store(memory.data(), dtype, x, std::nan(""));
+    test::Gaussian next(11);
+    for (i64 r = 0; r < count; ++r) {
+      row.push_back(reinterpret_cast<const std::byte*>(memory.data()) + first(count, r) * size);
+      for (i64 x = 0; x < length; ++x) reference::store(memory.data(), dtype, first(count, r) + x, next());
+    }
+    row.resize(static_cast<std::size_t>(count + kPlacedAhead), row.front());
+    rows = {row.data(), count, length, dtype};
+  }
+  i64 first(i64 count, i64 r) const { return (count - 1 - r) * span + 1; }
+  double at(i64 r, i64 x) const { return reference::load(memory.data(), rows.dtype, first(rows.count, r) + x); }
+};
+
+template <class T> Scratch<T> gaussian_scratch(i64 count) {
+  Scratch<T> values = make_scratch<T>(static_cast<std::size_t>(count));
+  test::Gaussian next(5);
+  for (i64 x = 0; x < count; ++x) values[static_cast<std::size_t>(x)] = static_cast<T>(next());
+  return values;
+}
+
+template <class T> std::vector<DType> storage_types() {
+  if constexpr (std::is_same_v<T, double>) return {DType::fp64};
+  return {DType::fp16, DType::bf16, DType::fp32};
+}
+
+TYPED_TEST(DecodeKernelsTest, products_of_any_number_of_rows_and_keys) {
+  using T = TypeParam;
+  const double epsilon = std::numeric_limits<T>::epsilon();
+  for (const auto* set : tested_kernels<T>())
+    for (const DType dtype : storage_types<T>())
+      for (const i64 vectors : {1, 2, 7})
+        for (const i64 keys : {1, 7, 8, 9, 29})
+          for (const i64 rows : {1, 2, 3, 4, 5, 11}) {
+            const i64 length = vectors * set->decode.lanes, stride = 40;
+            const ScatteredRows source(dtype, keys, length);
+            const Scratch<T> q = gaussian_scratch<T>(rows * length), p = gaussian_scratch<T>(rows * stride);
+            std::vector<T> s(static_cast<std::size_t>(rows * stride), static_cast<T>(std::nan("")));
+            set->decode.scores(q.get(), length, rows, source.rows, s.data(), stride);
+            Scratch<T> o = gaussian_scratch<T>(rows * length), before = gaussian_scratch<T>(rows * length);
+            set->decode.accumulate(p.get(), stride, rows, source.rows, o.get(), length);
+            SCOPED_TRACE(std::string(set->name) + " " + std::to_string(length) + " x " + std::to_string(keys) + " x " +
+                         std::to_string(rows));
+            for (i64 r = 0; r < rows; ++r) {
+              for (i64 key = 0; key < stride; ++key) {
+                const T found = s[static_cast<std::size_t>(r * stride + key)];
+                if (key >= keys) {
+                  ASSERT_TRUE(std::isnan(found)) << "written beyond the keys";
+                  continue;
+                }
+                double sum = 0, size = 0;
+                for (i64 x = 0; x < length; ++x) {
+                  const double term = double{q[static_cast<std::size_t>(r * length + x)]} * source.at(key, x);
+                  sum += term;
+                  size += std::abs(term);
+                }
+                ASSERT_NEAR(found, sum, size * epsilon * 8);
+              }
+              for (i64 x = 0; x < length; ++x) {
+                const std::size_t at = static_cast<std::size_t>(r * length + x);
+                double sum = before[at], size = std::abs(sum);
+                for (i64 key = 0; key < keys; ++key) {
+                  const double term = double{p[static_cast<std::size_t>(r * stride + key)]} * source.at(key, x);
+                  sum += term;
+                  size += std::abs(term);
+                }
+                ASSERT_NEAR(o[at], sum, size * epsilon * 16);
+              }
+            }
+          }
+}
+
+TYPED_TEST(DecodeKernelsTest, bits_do_not_depend_on_the_rows_and_keys_beside) {
+  using T = TypeParam;
+  constexpr i64 kKeys = 21, kRows = 9;
+  for (const auto* set : tested_kernels<T>()) {
+    const i64 length = 5 * set->decode.lanes;
+    const ScatteredRows source(storage_types<T>().back(), kKeys, length);
+    const Scratch<T> q = gaussian_scratch<T>(kRows * length);
+    std::vector<T> all(kRows * kKeys);
+    set->decode.scores(q.get(), length, kRows, source.rows, all.data(), kKeys);
+    for (i64 r = 0; r < kRows; ++r)
+      for (i64 key = 0; key < kKeys; ++key) {
+        PlacedRows one = source.rows;
+        one.row += key;
+        one.count = 1;
+        T alone = 0;
+        set->decode.scores(q.get() + r * length, length, 1, one, &alone, 1);
+        ASSERT_EQ(alone, all[static_cast<std::size_t>(r * kKeys + key)]) << set->name << " " << r << " " << key;
+      }
+  }
+}
+
+}  // namespace
+}  // namespace narrows::cpu
+
+namespace narrows::test {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Blocks in_place(std::string set = {}, i64 split_keys = 0) {
+  return {.instruction_set = std::move(set),
+          .query_block = 200,
+          .key_block = 64,
+          .split_keys = split_keys,
+          .reads_in_place = true};
+}
+
+bool same_results(const Attention& a, const Attention& b) { return a.o.same_bits(b.o) && a.lse.same_bits(b.lse); }
+
+TEST(CpuDecode, odd_head_dims_and_groups_on_every_instruction_set) {
+  Dice dice(21);
+  for (const std::string& set : instruction_sets())
+    for (const std::int64_t group : {1, 3, 4, 8, 128})
+      for (int round = 0; round < repeats(6, 2); ++round) {
+        const std::int64_t d = dice.between(1, 80), dv = dice.between(1, 80), hk = group == 128 ? 1 : 2;
+        const DType dtype = dice.of({DType::fp32, DType::bf16, DType::fp16, DType::fp64});
+        Attention a({2, dice.between(1, 3), dice.between(1, 300), hk * group, hk, d, dv}, dtype, dice.below(100));
+        a.options.causal = dice.one_in(2) ? Causal::bottom_right : Causal::none;
+        run_forward(a, in_place(set, dice.one_in(2) ? 64 : 0));
+        EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << set << " group " << group << " " << d << " " << dv;
+      }
+}
+
+TEST(CpuDecode, latent_attention_576_by_512) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    Attention a({1, 1, 90, 16, 1, 576, 512}, dtype);
+    run_forward(a, in_place());
+    EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options));
+  }
+}
+
+/// The plan's own choice on both sides of its bound, and each path forced where the plan takes the other.
+TEST(CpuDecode, both_paths_agree_with_the_oracle_around_the_bound) {
+  for (const std::int64_t sq : {1, 2, 3, 4, 5, 8, 9, 16}) {
+    Attention a({2, sq, 700, 8, 2, 64, 64}, DType::bf16);
+    a.options.causal = Causal::bottom_right;
+    forward(a.in(), a.out(), a.options);
+    EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << sq << " as planned";
+    for (const bool chosen : {true, false}) {
+      a.o.poison();
+      a.lse.poison();
+      run_forward(a, {.query_block = 200, .key_block = 256, .packs_ahead = false, .reads_in_place = chosen});
+      EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << sq << (chosen ? " in place" : " packed");
+    }
+  }
+}
+
+TEST(CpuDecode, pages_of_any_size_give_the_bits_of_a_contiguous_cache) {
+  for (const std::int64_t page : {1, 3, 16, 256})
+    for (const std::int64_t group : {1, 4})
+      for (const DType dtype : {DType::fp32, DType::bf16}) {
+        Attention whole({2, 2, 333, 2 * group, 2, 32, 48}, dtype);
+        const Array filled = int32_array({333, 100}), pad = int32_array({0, 5});
+        whole.options.cache_seqlens = filled;
+        whole.options.leftpad = pad;
+        whole.options.causal = Causal::bottom_right;
+        const std::int64_t pages = (333 + page - 1) / page, pool = 2 * pages + 3;
+        Attention paged = whole;
+        paged.k = Array(dtype, {pool, page, 2, 32}).fill(kNaN);
+        paged.v = Array(dtype, {pool, page, 2, 48}).fill(kNaN);
+        Array table(DType::int32, {2, pages});
+        std::vector<std::int64_t> order(static_cast<std::size_t>(pool));
+        std::iota(order.begin(), order.end(), 0);
+        Dice dice(3);
+        for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[dice.below(i)]);
+        for (std::int64_t b = 0; b < 2; ++b)
+          for (std::int64_t slot = 0; slot < 333; ++slot) {
+            const std::int64_t entry = order[static_cast<std::size_t>(b * pages + slot / page)];
+            const bool used = b == 0 || (slot >= 5 && slot < 100);
+            table.set({b, slot / page}, b == 0 || slot / page * page < 100 ? static_cast<double>(entry) : -9);
+            for (std::int64_t h = 0; h < 2; ++h) {
+              for (std::int64_t x = 0; x < 32 && used; ++x)
+                paged.k.set({entry, slot % page, h, x}, whole.k[{b, slot, h, x}]);
+              for (std::int64_t x = 0; x < 48 && used; ++x)
+                paged.v.set({entry, slot % page, h, x}, whole.v[{b, slot, h, x}]);
+            }
+          }
+        paged.options.block_table = table;
+        for (Attention* a : {&whole, &paged}) run_forward(*a, in_place());
+        EXPECT_TRUE(same_results(whole, paged)) << page;
+        EXPECT_TRUE(forward_agrees(paged.in(), paged.out(), paged.options)) << page;
+      }
+}
+
+TEST(CpuDecode, every_rule) {
+  const Sizes sizes{2, 3, 150, 8, 2, 40, 24};
+  const Array slopes(DType::fp32, {8}, std::vector<double>{1, .5, .25, .1, .05, 0, 2, .3});
+  const Array sinks = Array(DType::fp32, {8}).fill(0.4);
+  const Array bias = Array(DType::bf16, {1, 8, 3, 150}).fill_gaussian(2);
+  const Array mask = Array(DType::boolean, {2, 1, 3, 150}).fill([](const Dims& at) {
+    return (at[0] + 3 * at[2] + at[3]) % 5 < 3 ? 1 : 0;
+  });
+  std::vector<Options> rules(8);
+  rules[1].softcap = 2;
+  rules[2].alibi_slopes = slopes;
+  rules[3].bias = bias;
+  rules[4].mask = mask;
+  rules[5].sinks = sinks;
+  rules[5].window = {17, 4};
+  rules[6].chunk = 37;
+  rules[6].scale = -0.3;
+  rules[7].dropout = 0.25;
+  rules[7].seed = 9;
+  for (const std::string& set : instruction_sets())
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64})
+      for (std::size_t rule = 0; rule < rules.size(); ++rule)
+        for (const i64 split : {0, 64}) {
+          Attention a(sizes, dtype);
+          a.options = rules[rule];
+          a.options.causal = rule % 2 ? Causal::bottom_right : Causal::none;
+          run_forward(a, in_place(set, split));
+          EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << set << " rule " << rule << " split " << split;
+        }
+}
+
+TEST(CpuDecode, hidden_keys_full_of_nan_change_nothing) {
+  const auto hidden = [](std::int64_t j) { return j == 3 || (j >= 60 && j < 75) || j >= 99; };
+  const Array mask = Array(DType::boolean, {1, 1, 1, 110}).fill([&](const Dims& at) { return hidden(at[3]) ? 0 : 1; });
+  const Array bias = Array(DType::fp32, {1, 1, 1, 110}).fill([&](const Dims& at) {
+    return hidden(at[3]) ? -std::numeric_limits<double>::infinity() : 0.5;
+  });
+  for (const bool masked : {true, false})
+    for (const std::int64_t d : {32, 20}) {
+      Attention clean({1, 2, 110, 4, 2, d, d});
+      (masked ? clean.options.mask : clean.options.bias) = masked ? mask : bias;
+      Attention poisoned = clean;
+      for (Array* array : {&poisoned.k, &poisoned.v})
+        array->for_each([&](const Dims& at) {
+          if (hidden(at[1])) array->set(at, at[1] % 2 ? kNaN : std::numeric_limits<double>::infinity());
+        });
+      for (Attention* a : {&clean, &poisoned}) run_forward(*a, in_place());
+      EXPECT_TRUE(forward_agrees(clean.in(), clean.out(), clean.options));
+      EXPECT_TRUE(same_results(clean, poisoned)) << (masked ? "mask " : "bias ") << d;
+    }
+}
+
+TEST(CpuDecode, a_nan_value_reaches_the_rows_that_see_it_also_with_a_weight_of_zero) {
+  const Array mask = Array(DType::boolean, {1, 1, 1, 40}).fill([](const Dims& at) { return at[3] == 7 ? 0 : 1; });
+  Attention a({1, 1, 40, 4, 1, 16, 16});
+  a.q.fill(1);
+  a.k.fill([](const Dims& at) { return at[1] == 20 ? -100 : 1; });  // exp2 gives key 20 a weight of 0
+  a.v.set({0, 20, 0, 2}, kNaN);
+  a.options.mask = mask;
+  run_forward(a, in_place());
+  for (std::int64_t h = 0; h < 4; ++h) {
+    EXPECT_TRUE(std::isnan(a.o[{0, 0, h, 2}]));
+    EXPECT_FALSE(std::isnan(a.o[{0, 0, h, 3}]));
+  }
+}
+
+TEST(CpuDecode, a_nan_query_stays_in_its_row) {
+  Attention clean({1, 2, 77, 6, 1, 24, 24}), spoiled = clean;
+  spoiled.q.set({0, 1, 4, 5}, kNaN);
+  for (Attention* a : {&clean, &spoiled}) run_forward(*a, in_place());
+  spoiled.o.for_each([&](const Dims& at) {
+    const bool hit = at[1] == 1 && at[2] == 4;
+    EXPECT_TRUE(hit ? std::isnan(spoiled.o[at]) : spoiled.o[at] == clean.o[at]) << at[1] << " " << at[2];
+  });
+}
+
+TEST(CpuDecode, bits_do_not_depend_on_threads_or_on_other_rows) {
+  Attention one({2, 3, 900, 8, 2, 64, 64});
+  one.options.causal = Causal::bottom_right;
+  one.options.threads = 1;
+  forward(one.in(), one.out(), one.options);
+  for (int threads = 2; threads <= 5; ++threads) {
+    Attention more = one;
+    more.options.threads = threads;
+    forward(more.in(), more.out(), more.options);
+    EXPECT_TRUE(same_results(one, more)) << threads;
+  }
+  Attention last({2, 1, 900, 8, 2, 64, 64});
+  last.q.fill([&](const Dims& at) { return one.q[{at[0], 2, at[2], at[3]}]; });
+  last.k = one.k;
+  last.v = one.v;
+  forward(last.in(), last.out(), last.options);
+  last.o.for_each([&](const Dims& at) { ASSERT_EQ(last.o[at], (one.o[{at[0], 2, at[2], at[3]}])); });
+}
+
+}  // namespace
+}  // namespace narrows::test
