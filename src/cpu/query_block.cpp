@@ -163,8 +163,10 @@ template <class T> void QueryBlock<T>::attend_tile(i64 first_row, i64 count, con
     make_logits(call_.buffers, call_.kernels, call_.score_rules, row.rules, row.place, keys, s, row_scratch_);
     add_weights(row, s, keys, output(first_row + r));
   }
+  // Columns beyond the hull weigh 0.
+  const i64 weighing = round_up(hull.end - begin, call_.kernels.depth);
   call_.kernels.accumulate(s_, s_stride_, static_cast<int>(count), tile.values + call_.packed(begin * strip),
-                           tile.count * strip, columns, call_.problem.value_dim, output(first_row), call_.value_width);
+                           tile.count * strip, weighing, call_.problem.value_dim, output(first_row), call_.value_width);
 }
 
 template <class T> void QueryBlock<T>::add_weights(Row& row, T* s, Range keys, T* o) {

@@ -66,8 +66,8 @@ template <class T> struct TileKernels {
   /// of -inf weighs 0.
   T (*weights)(T* s, i64 columns, const Units<T>& units, const Reference<T>& reference, const Dropout<T>& dropout);
   void (*multiply)(T* values, i64 count, T factor);
-  /// O += P V: `count` rows of weights, ld elements of T apart, by `keys` consecutive keys of value strips of `width` columns,
-  /// strip_stride elements apart.
+  /// O += P V: `count` rows of weights, ld elements of T apart, by `keys` consecutive keys, a multiple of depth, of value
+  /// strips of `width` columns, strip_stride elements apart.
   void (*accumulate)(const T* p, i64 ld, int count, const Packed* values, i64 strip_stride, i64 keys, i64 width, T* o,
                      i64 o_ld);
 
