@@ -106,7 +106,20 @@ inline void store_consecutive(const double* values, i64 count, std::byte* out, D
   store_consecutive(narrow, count, out, dtype);
 }
 
+template <class T> constexpr DType kOwnType = sizeof(T) == sizeof(float) ? DType::fp32 : DType::fp64;
+
 template <class T> void store(const T* row, T factor, i64 count, std::byte* out, i64 stride, DType dtype) {
+  if (dtype == kOwnType<T> && stride == static_cast<i64>(sizeof(T))) {
+    T* const target = reinterpret_cast<T*>(out);
+    i64 done = 0;
+    for (; done + kLanes<T> <= count; done += kLanes<T>)
+      unaligned(target + done) = unaligned(row + done) * factor + T{0};
+    for (; done < count; ++done) {
+      const T value = row[done] * factor + T{0};
+      __builtin_memcpy(target + done, &value, sizeof value);
+    }
+    return;
+  }
   alignas(kVectorBytes) T values[kStored];
   const i64 size = size_of(dtype);
   for (i64 from = 0; from < count; from += kStored) {
