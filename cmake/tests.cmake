@@ -8,8 +8,11 @@ if(NOT TARGET narrows_cli)
 endif()
 if(narrows_test_sources)
   add_executable(narrows_tests ${narrows_test_sources})
-  # Vectors wider than the baseline's registers, which no function outside that file is passed.
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_wide.cpp" PROPERTIES COMPILE_OPTIONS -Wno-psabi)
+  # Vectors wider than the baseline's registers, which no function outside those files is passed.
+  foreach(name IN ITEMS wide pairs_wide registers_wide)
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_${name}.cpp" PROPERTIES
+      COMPILE_OPTIONS -Wno-psabi)
+  endforeach()
   narrows_own_code(narrows_tests)
   target_include_directories(narrows_tests PRIVATE "${PROJECT_SOURCE_DIR}")
   target_compile_definitions(narrows_tests PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
@@ -33,7 +36,8 @@ if(narrows_test_sources)
 
   # The tests in which threads meet, for ThreadSanitizer: `make tsan`.
   set(narrows_thread_test_sources ${narrows_test_sources})
-  list(FILTER narrows_thread_test_sources INCLUDE REGEX "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$")
+  list(FILTER narrows_thread_test_sources INCLUDE REGEX
+    "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$|/[a-z_]*_wide\\.cpp$")
   add_executable(narrows_thread_tests EXCLUDE_FROM_ALL ${narrows_thread_test_sources})
   narrows_own_code(narrows_thread_tests)
   target_include_directories(narrows_thread_tests PRIVATE "${PROJECT_SOURCE_DIR}")

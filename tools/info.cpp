@@ -26,7 +26,9 @@ struct InstructionSetInfo {
 };
 
 std::vector<InstructionSetInfo> instruction_sets() {
-  constexpr std::array kKnown{InstructionSetInfo{"avx512", "AVX-512 F, DQ, BW and VL", false},
+  constexpr std::array kKnown{InstructionSetInfo{"amx", "AMX-TILE, AMX-BF16 and what avx512bf16 needs", false},
+                              InstructionSetInfo{"avx512bf16", "AVX512-BF16 and what avx512 needs", false},
+                              InstructionSetInfo{"avx512", "AVX-512 F, DQ, BW and VL", false},
                               InstructionSetInfo{"avx2", "AVX2, FMA and F16C", false},
                               InstructionSetInfo{"portable", "nothing beyond the architecture's baseline", false}};
   std::vector<InstructionSetInfo> sets(kKnown.begin(), kKnown.end());
@@ -61,7 +63,7 @@ std::string as_text(const Info& info) {
   lines += fmt::format("{:<18}{}\n{:<18}{}\n", "cpu", info.cpu, "threads", info.threads);
   std::string_view label = "instruction sets";
   for (const InstructionSetInfo& set : instruction_sets()) {
-    lines += fmt::format("{:<18}{:<10}{}\n", label, set.name, state_of(set, info));
+    lines += fmt::format("{:<18}{:<12}{}\n", label, set.name, state_of(set, info));
     label = "";
   }
   label = "families";

@@ -80,7 +80,7 @@ template <class T> void KeyChunk<T>::add_to_queries(const QueryRows<T>& rows, co
     const int count = static_cast<int>(std::min<i64>(kernels.rows, rows.count() - row));
     const Range seen = seen_columns(call_, rows, row, count, tile);
     if (seen.begin >= seen.end) continue;
-    kernels.accumulate(tile_.gradients(row) + seen.begin, tile_.stride(), count,
+    kernels.accumulate(tile_.narrowed_gradients(row, seen.begin), tile_.stride(), count,
                        tile.key_rows + call_.packed(seen.begin * kernels.columns), tile.columns * kernels.columns,
                        length(seen), call_.problem.head_dim, dq + row * call_.query_width, call_.query_width);
   }

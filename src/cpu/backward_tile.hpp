@@ -27,6 +27,10 @@ template <class T> class GradientTile {
   /// Row-major, a row of the block each. P is after dropout.
   const T* probabilities(i64 row) const { return p_ + row * stride(); }
   const T* gradients(i64 row) const { return ds_ + row * stride(); }
+  /// What `pack` made of gradients(row), from a column on: for accumulate.
+  const T* narrowed_gradients(i64 row, i64 column) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const Packed*>(gradients(row)) + call_.packed(column));
+  }
   /// For accumulate_transposed.
   const Packed* packed_probabilities() const { return p_operand_; }
   const Packed* packed_gradients() const { return ds_operand_; }

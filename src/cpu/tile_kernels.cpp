@@ -12,6 +12,8 @@ namespace {
 std::vector<const InstructionSet*> executable() {
   std::vector<const InstructionSet*> sets;
 #if defined(__x86_64__)
+  if (features().amx) sets.push_back(&kTileKernelsAmx);
+  if (features().avx512bf16) sets.push_back(&kTileKernelsAvx512Bf16);
   if (features().avx512) sets.push_back(&kTileKernelsAvx512);
   if (features().avx2) sets.push_back(&kTileKernelsAvx2);
 #endif
@@ -24,10 +26,15 @@ template <class T> std::vector<const TileKernels<T>*> kernels_of(const std::vect
   for (const InstructionSet* set : sets) {
     if constexpr (std::is_same_v<T, float>)
       kernels.push_back(&set->single);
-    else
+    else if (set->twice.name)
       kernels.push_back(&set->twice);
   }
   return kernels;
+}
+
+std::vector<const InstructionSet*>& added() {
+  static std::vector<const InstructionSet*> sets;
+  return sets;
 }
 
 }  // namespace
@@ -40,8 +47,12 @@ template <class T> std::span<const TileKernels<T>* const> available_tile_kernels
 template <class T> const TileKernels<T>& tile_kernels(std::string_view instruction_set) {
   for (const TileKernels<T>* kernels : available_tile_kernels<T>())
     if (instruction_set == kernels->name) return *kernels;
+  for (const TileKernels<T>* kernels : kernels_of<T>(added()))
+    if (instruction_set == kernels->name) return *kernels;
   refuse(ErrorCode::internal, "instruction_set", instruction_set, "this CPU cannot execute it");
 }
+
+void add_tile_kernels(const InstructionSet& set) { added().push_back(&set); }
 
 template std::span<const TileKernels<float>* const> available_tile_kernels<float>();
 template std::span<const TileKernels<double>* const> available_tile_kernels<double>();

@@ -113,12 +113,17 @@ extern template const TileKernels<double>& tile_kernels(std::string_view);
 /// One set's kernels for both types of scores, as each tile_kernels_*.cpp defines it.
 struct InstructionSet {
   TileKernels<float> single;
-  TileKernels<double> twice;
+  TileKernels<double> twice;  // without a name where the set has none: its operands are narrower than a score
 };
 extern const InstructionSet kTileKernelsPortable;
 #if defined(__x86_64__)
 extern const InstructionSet kTileKernelsAvx2;
 extern const InstructionSet kTileKernelsAvx512;
+extern const InstructionSet kTileKernelsAvx512Bf16;
+extern const InstructionSet kTileKernelsAmx;
 #endif
+
+/// Makes tile_kernels() find a set that is not the library's, before any call: tests run whole calls on sets in plain C++.
+void add_tile_kernels(const InstructionSet& set);
 
 }  // namespace narrows::cpu

@@ -25,6 +25,8 @@ struct Tiles {
   i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
+    Tiles{"amx", DType::fp32, DType::bf16, 32, 192, 256, 32, 256, 96, 128, 512},
+    Tiles{"avx512bf16", DType::fp32, DType::bf16, 2, 192, 512, 32, 256, 96, 128, 512},
     Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 32, 256, 96, 128, 512},
     Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
     Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
@@ -33,12 +35,24 @@ constexpr std::array kTiles{
     Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
 };
 
-const Tiles* tiles_for(DType dtype, std::span<const std::string_view> instruction_sets, bool wide_operands = false) {
+// Where operands are rounded a result has to have this many columns: the criterion allows a weight's rounding twice the plain
+// computation's error in the row, which is nearly 0 for one row in some hundred where a row is a few numbers.
+constexpr i64 kLeastRoundedColumns = 16;
+
+bool takes(const Tiles& row, const Problem& problem, bool wide_operands) {
+  if (row.accumulator != accumulator(problem.dtype)) return false;
+  if (row.operand == row.accumulator || wide_operands) return row.operand == row.accumulator;
+  const bool backward = problem.operation == Operation::backward;
+  const i64 columns = backward ? std::min(problem.head_dim, problem.value_dim) : problem.value_dim;
+  // Queries are rotated in fp32: rounded again they would cost the LSE 10^-3.
+  return row.operand == problem.dtype && columns >= kLeastRoundedColumns && !problem.rotary_pairs;
+}
+
+const Tiles* tiles_for(const Problem& problem, std::span<const std::string_view> instruction_sets,
+                       bool wide_operands = false) {
   for (const std::string_view name : instruction_sets)
     for (const Tiles& row : kTiles)
-      if (row.instruction_set == name && row.accumulator == accumulator(dtype) &&
-          (row.operand == row.accumulator || (row.operand == dtype && !wide_operands)))
-        return &row;
+      if (row.instruction_set == name && takes(row, problem, wide_operands)) return &row;
   return nullptr;
 }
 
@@ -51,7 +65,7 @@ constexpr i64 kBytesForThreads = 1'000'000;
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
   const DType accumulate = accumulator(problem.dtype);
-  const Tiles* tiles = tiles_for(problem.dtype, machine.instruction_sets);
+  const Tiles* tiles = tiles_for(problem, machine.instruction_sets);
   if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);
 
   Plan plan;
@@ -62,8 +76,9 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan.reads_in_place = !problem.batch_invariant;
   }
   // Reading in place has weights of the sums' type.
-  const Tiles* const wide = tiles_for(problem.dtype, machine.instruction_sets, true);
-  if (plan.reads_in_place && wide) tiles = wide;
+  const Tiles* const wide = tiles_for(problem, machine.instruction_sets, true);
+  plan.reads_in_place = plan.reads_in_place && wide;
+  if (plan.reads_in_place) tiles = wide;
   plan.instruction_set = tiles->instruction_set;
   plan.operand = tiles->operand;
   plan.depth = tiles->depth;

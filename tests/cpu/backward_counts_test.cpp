@@ -20,17 +20,18 @@ struct Rows {
 
 class Counting {
  public:
-  Counting(const Probe& probe, bool packed) : probe_(probe), packed_(packed) {
+  Counting(const Probe& probe, bool packed, const std::string& set) : probe_(probe), packed_(packed), set_(set) {
+    const DType dtype = type_for(set, DType::fp32);
     const std::int64_t sq = probe.sq, sk = probe.sk;
     if (packed) {
-      c_ =
-          BackwardCase(Attention::packed({.sq = 2 * sq + 3, .sk = 2 * sk + 5, .h = 4, .hk = 2, .d = kDim, .dv = kDim}));
+      c_ = BackwardCase(
+          Attention::packed({.sq = 2 * sq + 3, .sk = 2 * sk + 5, .h = 4, .hk = 2, .d = kDim, .dv = kDim}, dtype));
       cu_q_ = int32_array({0, static_cast<double>(sq), static_cast<double>(2 * sq)});
       cu_k_ = int32_array({0, static_cast<double>(sk), static_cast<double>(2 * sk)});
       c_.options.cu_seqlens_q = cu_q_;
       c_.options.cu_seqlens_k = cu_k_;
     } else {
-      c_ = BackwardCase({.b = 2, .sq = sq, .sk = sk, .h = 4, .hk = 2, .d = kDim, .dv = kDim});
+      c_ = BackwardCase({.b = 2, .sq = sq, .sk = sk, .h = 4, .hk = 2, .d = kDim, .dv = kDim}, dtype);
     }
     c_.options.scale = 1;
     c_.options.causal = probe.causal;
@@ -41,8 +42,12 @@ class Counting {
 
   void check() {
     for (const BackwardBlocks& blocks :
-         {BackwardBlocks{},
-          BackwardBlocks{.threads = 3, .query_block = 8, .key_chunk = 32, .partials = 3, .heads_at_once = 1}}) {
+         {BackwardBlocks{.instruction_set = set_}, BackwardBlocks{.instruction_set = set_,
+                                                   .threads = 3,
+                                                   .query_block = 8,
+                                                   .key_chunk = 32,
+                                                   .partials = 3,
+                                                   .heads_at_once = 1}}) {
       clear();
       c_.k.fill([&](const Dims& at) { return one_hot(at, 1); });
       c_.dlse.fill(1);
@@ -60,7 +65,7 @@ class Counting {
   }
 
  private:
-  static constexpr std::int64_t kDim = 12;
+  static constexpr std::int64_t kDim = 20;
 
   void clear() {
     for (Array* array : {&c_.q, &c_.k, &c_.v, &c_.o, &c_.dout, &c_.lse, &c_.dlse}) array->fill(0);
@@ -99,24 +104,27 @@ class Counting {
 
   Probe probe_;
   bool packed_;
+  std::string set_;
   BackwardCase c_;
   Array cu_q_, cu_k_;
 };
 
 TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
-  const auto run = [](const Probe& probe) {
-    for (const bool packed : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "sq " << probe.sq << " sk " << probe.sk << " causal "
-                                      << static_cast<int>(probe.causal) << " window " << probe.window.left << " "
-                                      << probe.window.right << " chunk " << probe.chunk << " packed " << packed);
-      Counting(probe, packed).check();
-    }
+  std::vector<std::string> sets{""};
+  for (const std::string& set : bf16_sets()) sets.push_back(set);
+  const auto run = [&](const Probe& probe, const std::string& set, bool packed) {
+    SCOPED_TRACE(testing::Message() << set << " sq " << probe.sq << " sk " << probe.sk << " causal "
+                                    << static_cast<int>(probe.causal) << " window " << probe.window.left << " "
+                                    << probe.window.right << " chunk " << probe.chunk << " packed " << packed);
+    Counting(probe, packed, set).check();
   };
   for (const auto& [sq, sk] :
        {std::pair{1, 1}, std::pair{37, 101}, std::pair{101, 37}, std::pair{64, 64}, std::pair{3, 130}})
     for (const Causal causal : {Causal::none, Causal::bottom_right, Causal::top_left})
       for (const Window window : {Window{-1, -1}, Window{0, 0}, Window{33, 5}, Window{-1, 2}})
-        for (const std::int64_t chunk : {0, 20}) run({sq, sk, causal, window, chunk});
+        for (const std::int64_t chunk : {0, 20})
+          for (const std::string& set : sets)
+            for (const bool packed : {false, true}) run({sq, sk, causal, window, chunk}, set, packed);
 }
 
 }  // namespace

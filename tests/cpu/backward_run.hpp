@@ -25,6 +25,7 @@ inline void run_backward(const BackwardInputs& in, const Gradients& out, const O
   const Call call = make_backward(in, out, options);
   const InstructionSets sets(blocks.instruction_set);
   Plan plan = choose(call.problem, work(call), sets.machine(), "cpu").plan;
+  plan.instruction_set = sets.executing(plan.instruction_set);
   plan.threads = blocks.threads;
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;

@@ -18,6 +18,8 @@ struct CacheCall {
 
   /// counting: Q = 0 and V = one-hot(j mod dv), and no rule that weighs visible keys differently.
   explicit CacheCall(std::uint64_t seed, bool counting = false) : counting_(counting), dice_(seed) {
+    const std::vector<std::string> sets = instruction_sets();
+    blocks.instruction_set = sets[dice_.below(sets.size())];
     choose_sizes();
     choose_lengths();
     make_cache();
@@ -31,8 +33,6 @@ struct CacheCall {
     blocks.heads_at_once = dice_.between(1, 5);
     blocks.packs_ahead = dice_.one_in(2);
     if (dice_.one_in(2)) blocks.split_keys = dice_.between(1, 90);
-    const std::vector<std::string> sets = instruction_sets();
-    blocks.instruction_set = sets[dice_.below(sets.size())];
     blocks.reads_in_place = dice_.one_in(2);
   }
 
@@ -50,7 +50,8 @@ struct CacheCall {
     pages_of_row_ = (capacity_ + page_ - 1) / page_ + dice_.between(0, 2);
     if (paged_) capacity_ = pages_of_row_ * page_;
     rows_ = b_ + dice_.between(0, 3);
-    dtype_ = dice_.of({DType::fp32, DType::fp32, DType::bf16, DType::fp16, DType::fp64});
+    dtype_ =
+        type_for(blocks.instruction_set, dice_.of({DType::fp32, DType::fp32, DType::bf16, DType::fp16, DType::fp64}));
   }
 
   void choose_lengths() {

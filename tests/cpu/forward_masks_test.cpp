@@ -159,7 +159,7 @@ TEST_P(CpuForwardCounting, every_mask_shows_exactly_its_keys) {
   for (const Rule& rule : kRules)
     for (const Dims& size : sizes)
       for (const std::string& set : instruction_sets()) {
-        Counting c(rule, GetParam(), rule.own_shift ? DType::fp64 : DType::fp32, size[0], size[1]);
+        Counting c(rule, GetParam(), type_for(set, rule.own_shift ? DType::fp64 : DType::fp32), size[0], size[1]);
         run_forward(c.a, {set, 2, 10, 16, 2});
         for (std::size_t s = 0; s < 3; ++s)
           for (std::int64_t i = 0; i < c.sequences[s].queries; ++i)

@@ -27,14 +27,23 @@ inline void run_forward(const Inputs& in, const Outputs& out, const Options& opt
   const Call call = make_forward(in, out, options);
   const InstructionSets sets(blocks.instruction_set);
   Plan plan = choose(call.problem, work(call), sets.machine(), "cpu").plan;
+  plan.instruction_set = sets.executing(plan.instruction_set);
   plan.threads = blocks.threads;
   plan.query_block = blocks.query_block;
   plan.key_block = blocks.key_block;
   plan.heads_at_once = blocks.heads_at_once;
-  plan.reads_in_place = blocks.reads_in_place;
-  plan.packs_ahead = blocks.packs_ahead && !blocks.reads_in_place;
+  plan.reads_in_place = blocks.reads_in_place && plan.operand == accumulator(call.problem.dtype);
+  plan.packs_ahead = blocks.packs_ahead && !plan.reads_in_place;
   plan.split_keys = blocks.split_keys;
   plan.workspace = forward_scratch(call.problem, plan);
+  cpu::run_forward(call.problem, plan, call.buffers);
+}
+/// By the plan as it is made.
+inline void run_planned(Attention& a, const std::string& instruction_set) {
+  const Call call = make_forward(a.in(), a.out(), a.options);
+  const InstructionSets sets(instruction_set);
+  Plan plan = choose(call.problem, work(call), sets.machine(), "cpu").plan;
+  plan.instruction_set = sets.executing(plan.instruction_set);
   cpu::run_forward(call.problem, plan, call.buffers);
 }
 inline void run_forward(Attention& a, const Blocks& blocks = {}) { run_forward(a.in(), a.out(), a.options, blocks); }

@@ -21,7 +21,10 @@ struct RandomCall {
   explicit RandomCall(std::uint64_t seed) : dice(seed) {
     sides.reserve(16);
     choose_sizes();
-    const DType dtype = dice.of({DType::fp32, DType::fp32, DType::bf16, DType::fp16, DType::fp64});
+    const std::vector<std::string> sets = instruction_sets();
+    blocks.instruction_set = sets[dice.below(sets.size())];
+    const DType dtype =
+        type_for(blocks.instruction_set, dice.of({DType::fp32, DType::fp32, DType::bf16, DType::fp16, DType::fp64}));
     a = varlen ? Attention::packed(sizes, dtype, seed) : Attention(sizes, dtype, seed);
     arrange(dtype);
     choose_masks();
@@ -33,8 +36,6 @@ struct RandomCall {
     blocks.heads_at_once = dice.between(1, 5);
     blocks.packs_ahead = !dice.one_in(3);
     if (dice.one_in(3)) blocks.split_keys = dice.between(1, 90);
-    const std::vector<std::string> sets = instruction_sets();
-    blocks.instruction_set = sets[dice.below(sets.size())];
     blocks.reads_in_place = dice.one_in(3);
   }
 
@@ -186,14 +187,17 @@ TEST_P(CpuForwardDtypes, plain_and_causal_with_the_plan_s_own_blocks) {
 }
 
 TEST_P(CpuForwardDtypes, F05_structured_values_and_every_head_dim) {
-  for (const std::int64_t d : {1, 2, 15, 17, 72, 96, 136, 160, 176, 255, 256, 257, 384, 512}) {
-    Attention a({1, 13, 37, 2, 2, d, d == 72 ? 512 : d}, GetParam());
-    a.q.fill_structured(0.1);
-    a.k.fill_structured(0.7);
-    a.v.fill_structured(1.3);
-    run_forward(a);
-    EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << "d " << d;
-  }
+  std::vector<std::string> sets{""};
+  if (GetParam() == DType::bf16) sets = bf16_sets();
+  for (const std::string& set : sets)
+    for (const std::int64_t d : {1, 2, 15, 17, 72, 96, 136, 160, 176, 255, 256, 257, 384, 512}) {
+      Attention a({1, 13, 37, 2, 2, d, d == 72 ? 512 : d}, GetParam());
+      a.q.fill_structured(0.1);
+      a.k.fill_structured(0.7);
+      a.v.fill_structured(1.3);
+      run_forward(a, {.instruction_set = set});
+      EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options)) << set << " d " << d;
+    }
 }
 INSTANTIATE_TEST_SUITE_P(All, CpuForwardDtypes, testing::Values(DType::fp32, DType::bf16, DType::fp16, DType::fp64),
                          [](const auto& param) { return std::string(name(param.param)); });

@@ -1,15 +1,10 @@
 // Every instruction set that this machine can execute, against plain loops.
-#include "cpu/tile_kernels.hpp"
-
 #include <gtest/gtest.h>
 
-#include "cpu/reference_numbers.hpp"
-#include "cpu/scratch.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/cpu/tile_run.hpp"
+#include "tests/support/instruction_sets.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <type_traits>
 
 namespace narrows::cpu {
@@ -18,20 +13,26 @@ extern const InstructionSet kTileKernelsWide;
 
 namespace {
 
-template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
-template <class T> constexpr T kNaN = std::numeric_limits<T>::quiet_NaN();
-template <class T> constexpr double kEpsilon = std::numeric_limits<T>::epsilon();
-
 template <class T> class TileKernelsTest : public testing::Test {};
 using ComputeTypes = testing::Types<float, double>;
 TYPED_TEST_SUITE(TileKernelsTest, ComputeTypes);
 
-/// All that can run here, and tile_kernels_wide.cpp.
+/// All that can run here, tile_kernels_wide.cpp and, for float, the emulated sets.
 template <class T> std::vector<const TileKernels<T>*> tested_kernels() {
   const auto available = available_tile_kernels<T>();
   std::vector<const TileKernels<T>*> kernels(available.begin(), available.end());
-  if constexpr (std::is_same_v<T, float>) kernels.push_back(&kTileKernelsWide.single);
+  if constexpr (std::is_same_v<T, float>) {
+    kernels.push_back(&kTileKernelsWide.single);
+    for (const test::EmulatedSet& emulated : test::emulated_sets()) kernels.push_back(&emulated.set.single);
+  }
   if constexpr (std::is_same_v<T, double>) kernels.push_back(&kTileKernelsWide.twice);
+  return kernels;
+}
+
+/// Those that multiply what they add up in: tile_kernels_bf16_test.cpp has the others.
+template <class T> std::vector<const TileKernels<T>*> full_kernels() {
+  std::vector<const TileKernels<T>*> kernels = tested_kernels<T>();
+  std::erase_if(kernels, [](const auto* set) { return item_size(set->operand) != sizeof(T); });
   return kernels;
 }
 
@@ -39,47 +40,6 @@ template <class T> std::vector<DType> storage_types() {
   if constexpr (std::is_same_v<T, double>) return {DType::fp64};
   return {DType::fp16, DType::bf16, DType::fp32};
 }
-
-template <class T> Scratch<T> random_scratch(i64 count, std::uint64_t seed) {
-  Scratch<T> values = make_scratch<T>(static_cast<std::size_t>(count));
-  test::Gaussian next(seed);
-  for (i64 x = 0; x < count; ++x) values[static_cast<std::size_t>(x)] = static_cast<T>(next());
-  return values;
-}
-
-template <class T> Packed* packed(Scratch<T>& values) { return reinterpret_cast<Packed*>(values.get()); }
-template <class T> const Packed* packed(const Scratch<T>& values) {
-  return reinterpret_cast<const Packed*>(values.get());
-}
-
-bool same_or_both_nan(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
-/// Rows of random numbers with the given element stride in elements; row 1 is missing.
-struct Source {
-  std::vector<std::uint64_t> memory;
-  std::vector<const std::byte*> pointers;
-  std::vector<std::vector<double>> expected;
-  Rows rows;
-
-  Source(DType dtype, i64 count, i64 length, i64 stride) {
-    const i64 size = static_cast<i64>(item_size(dtype)), span = std::abs(stride) * (length - 1) + 1;
-    memory.resize(static_cast<std::size_t>(count * span * size / 8 + 1));
-    test::Gaussian next(7);
-    for (i64 x = 0; x < count * span; ++x) reference::store(memory.data(), dtype, x, next());
-    for (i64 r = 0; r < count; ++r) {
-      const i64 first = r * span + (stride < 0 ? span - 1 : 0);
-      pointers.push_back(r == 1 ? nullptr : reinterpret_cast<const std::byte*>(memory.data()) + first * size);
-      expected.emplace_back();
-      for (i64 x = 0; x < length; ++x)
-        expected.back().push_back(r == 1 ? 0 : reference::load(memory.data(), dtype, first + x * stride));
-    }
-    rows = {pointers.data(), count, length, stride * size, dtype};
-  }
-  double at(i64 row, i64 x) const {
-    if (row >= rows.count || x >= rows.length) return 0;
-    return expected[static_cast<std::size_t>(row)][static_cast<std::size_t>(x)];
-  }
-};
 
 TYPED_TEST(TileKernelsTest, the_list_ends_with_the_portable_one) {
   const auto kernels = available_tile_kernels<TypeParam>();
@@ -93,7 +53,7 @@ TYPED_TEST(TileKernelsTest, the_list_ends_with_the_portable_one) {
 
 TYPED_TEST(TileKernelsTest, packing_transposes_converts_and_pads_with_zeros) {
   using T = TypeParam;
-  for (const auto* set : tested_kernels<T>())
+  for (const auto* set : full_kernels<T>())
     for (const DType dtype : storage_types<T>())
       for (const i64 stride : {1, 3, 0, -1, -2})
         for (const i64 length : {1, 5, 16, 33, 64, 70}) {
@@ -188,7 +148,7 @@ TYPED_TEST(TileKernelsTest, stores_multiply_and_touch_nothing_else) {
 
 TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend_on_the_panel) {
   using T = TypeParam;
-  for (const auto* set : tested_kernels<T>())
+  for (const auto* set : full_kernels<T>())
     for (const i64 d : {1, 3, 64, 131}) {
       const i64 rows = set->rows, columns = set->columns, keys = 3 * columns, ld = keys + 16;
       const Scratch<T> panel = random_scratch<T>(rows * d, 1), strips = random_scratch<T>(keys * d, 2);
@@ -221,7 +181,7 @@ TYPED_TEST(TileKernelsTest, scores_are_dot_products_and_their_bits_do_not_depend
 
 TYPED_TEST(TileKernelsTest, accumulate_adds_weighted_values_for_every_width) {
   using T = TypeParam;
-  for (const auto* set : tested_kernels<T>()) {
+  for (const auto* set : full_kernels<T>()) {
     const i64 rows = set->rows, columns = set->columns, keys = 2 * columns, ld = keys + 16;
     for (const i64 dv : {i64{1}, columns / 2, columns / 2 + 1, columns, columns + 1, 3 * columns}) {
       const i64 width = (dv + columns - 1) / columns * columns;
@@ -251,7 +211,7 @@ TYPED_TEST(TileKernelsTest, accumulate_adds_weighted_values_for_every_width) {
 TYPED_TEST(TileKernelsTest, weights_are_powers_of_two_near_and_far) {
   using T = TypeParam;
   const double smallest = sizeof(T) == 4 ? -126 : -1022;
-  for (const auto* set : tested_kernels<T>())
+  for (const auto* set : full_kernels<T>())
     for (const bool far : {false, true}) {
       const i64 count = 40 * set->columns;
       Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(count));
@@ -289,7 +249,7 @@ TYPED_TEST(TileKernelsTest, weights_are_powers_of_two_near_and_far) {
 
 TYPED_TEST(TileKernelsTest, weights_of_nothing_and_of_nan) {
   using T = TypeParam;
-  for (const auto* set : tested_kernels<T>()) {
+  for (const auto* set : full_kernels<T>()) {
     Scratch<T> s = make_scratch<T>(static_cast<std::size_t>(set->columns));
     std::fill_n(s.get(), set->columns, -kInf<T>);
     EXPECT_EQ(set->weights(s.get(), set->columns, natural_units<T>(), Reference<T>{}, {}), T{0});
@@ -304,7 +264,7 @@ TYPED_TEST(TileKernelsTest, weights_of_nothing_and_of_nan) {
 TYPED_TEST(TileKernelsTest, dropout_scales_what_it_keeps_after_the_sum) {
   using T = TypeParam;
   const DropoutRule rule{.seed = 77, .offset = 3, .threshold = keep_threshold(0.4), .origin_key = 5, .heads = 9};
-  for (const auto* set : tested_kernels<T>())
+  for (const auto* set : full_kernels<T>())
     for (const i64 first_key : {i64{0}, i64{3}, i64{64}, (i64{1} << 35) - 40}) {
       const i64 columns = 3 * set->columns;
       const i64 bytes = ceil_div<i64>(columns, 8);
@@ -405,7 +365,7 @@ TYPED_TEST(TileKernelsTest, logits_apply_scale_cap_distance_and_bias) {
 
 TYPED_TEST(TileKernelsTest, one_infinity_or_nan_is_found_anywhere) {
   using T = TypeParam;
-  for (const auto* set : tested_kernels<T>()) {
+  for (const auto* set : full_kernels<T>()) {
     const i64 count = 2 * set->columns;
     Scratch<T> values = random_scratch<T>(count, 6);
     EXPECT_TRUE(set->all_finite(packed(values), count));

@@ -4,6 +4,7 @@
 
 #include "tests/core/call.hpp"
 
+#include <array>
 #include <random>
 
 namespace narrows::test {
@@ -53,6 +54,39 @@ TEST(Plan, names_what_it_does_not_take) {
   EXPECT_EQ(refusal(TestCall::dense(), unknown),
             "no family computes this (forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6): "
             "cpu: no instruction set of test has tile sizes for fp32");
+}
+
+TEST(Plan, sets_that_multiply_bf16_take_what_they_compute_within_the_criterion) {
+  const std::array<std::string_view, 3> sets{"amx", "avx512bf16", "avx512"};
+  Machine machine = two_cores();
+  machine.instruction_sets = sets;
+  const auto chosen = [&](DType dtype, std::int64_t d, std::int64_t dv, i64 rotary = 0, bool backward = false,
+                          std::int64_t sq = 40) {
+    const Tensor q{nullptr, dtype, {1, sq, 1, d}, {}, {}}, k{nullptr, dtype, {1, 40, 1, d}, {}, {}};
+    const Tensor v{nullptr, dtype, {1, 40, 1, dv}, {}, {}};
+    Call made = make_explained({q, k, v}, {});
+    made.problem.rotary_pairs = rotary;
+    if (backward) made.problem.operation = Operation::backward;
+    return choose(made.problem, work(made), machine).plan;
+  };
+  EXPECT_EQ(chosen(DType::bf16, 64, 64).instruction_set, "amx");
+  EXPECT_EQ(chosen(DType::bf16, 64, 64).operand, DType::bf16);
+  EXPECT_EQ(chosen(DType::bf16, 64, 64).depth, 32);
+  EXPECT_EQ(chosen(DType::bf16, 64, 64, 0, true).instruction_set, "amx");
+  EXPECT_EQ(chosen(DType::bf16, 8, 16).instruction_set, "amx");
+  for (const DType dtype : {DType::fp16, DType::fp32, DType::fp64})
+    EXPECT_EQ(chosen(dtype, 64, 64).instruction_set, "avx512") << name(dtype);
+  EXPECT_EQ(chosen(DType::bf16, 64, 15).instruction_set, "avx512") << "few columns of O";
+  EXPECT_EQ(chosen(DType::bf16, 8, 64, 0, true).instruction_set, "avx512") << "few columns of dQ";
+  EXPECT_EQ(chosen(DType::bf16, 64, 64, 32).instruction_set, "avx512") << "rotated queries";
+  EXPECT_EQ(chosen(DType::bf16, 64, 64, 0, false, 1).instruction_set, "avx512") << "keys read in place";
+  EXPECT_TRUE(chosen(DType::bf16, 64, 64, 0, false, 1).reads_in_place);
+  machine.instruction_sets = std::span(sets).first(1);
+  EXPECT_EQ(chosen(DType::bf16, 64, 64, 0, false, 1).instruction_set, "amx");
+  EXPECT_FALSE(chosen(DType::bf16, 64, 64, 0, false, 1).reads_in_place);
+  machine.instruction_sets = std::span(sets).subspan(1);
+  EXPECT_EQ(chosen(DType::bf16, 64, 64).instruction_set, "avx512bf16");
+  EXPECT_EQ(chosen(DType::bf16, 64, 64).depth, 2);
 }
 
 TEST(Plan, scratch_is_linear_in_the_sequence_and_bounded) {
