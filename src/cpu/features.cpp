@@ -55,6 +55,7 @@ Features found() {
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   features.avx512bf16 = features.avx512 && has(leaf(7, 1).a, kAvx512Bf16);
   const unsigned tiles = leaf(7, 0).d;
+  features.slow_bf16_dots = features.avx512bf16 && has(tiles, kAmxTile);
   features.amx =
       features.avx512bf16 && has(tiles, kAmxTile) && has(tiles, kAmxBf16) && system_keeps_tiles() && may_use_tiles();
   return features;

@@ -13,8 +13,10 @@ std::vector<const InstructionSet*> executable() {
   std::vector<const InstructionSet*> sets;
 #if defined(__x86_64__)
   if (features().amx) sets.push_back(&kTileKernelsAmx);
-  if (features().avx512bf16) sets.push_back(&kTileKernelsAvx512Bf16);
+  const bool slow_dots = features().slow_bf16_dots;
+  if (features().avx512bf16 && !slow_dots) sets.push_back(&kTileKernelsAvx512Bf16);
   if (features().avx512) sets.push_back(&kTileKernelsAvx512);
+  if (features().avx512bf16 && slow_dots) sets.push_back(&kTileKernelsAvx512Bf16);
   if (features().avx2) sets.push_back(&kTileKernelsAvx2);
 #endif
   sets.push_back(&kTileKernelsPortable);

@@ -25,7 +25,7 @@ struct Tiles {
   i64 backward_query_block, backward_key_block, key_chunk;
 };
 constexpr std::array kTiles{
-    Tiles{"amx", DType::fp32, DType::bf16, 32, 192, 256, 32, 256, 96, 128, 512},
+    Tiles{"amx", DType::fp32, DType::bf16, 32, 192, 1024, 32, 256, 192, 256, 512},
     Tiles{"avx512bf16", DType::fp32, DType::bf16, 2, 192, 512, 32, 256, 96, 128, 512},
     Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 32, 256, 96, 128, 512},
     Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
