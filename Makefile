@@ -94,7 +94,7 @@ mutations:
 
 fuzz: asan
 	cmake --build --preset asan --target narrows_fuzzers -j $(JOBS)
-	scripts/fuzz build/asan $(FUZZ_SECONDS)
+	scripts/fuzz build/asan $(FUZZ_SECONDS) $(JOBS)
 
 format:
 	@scripts/install-dependencies format

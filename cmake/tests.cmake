@@ -6,19 +6,28 @@ list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/(fuzz|consumer)/")
 if(NOT TARGET narrows_cli)
   list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/tools/cli_")
 endif()
+
+# Most of what a test costs is compiling it: hardly optimised, and after a header compiled once for all.
+function(narrows_test_program target)
+  narrows_own_code(${target})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_compile_options(${target} PRIVATE -O1)
+  narrows_precompile(${target} "${PROJECT_SOURCE_DIR}/tests/support/precompiled.hpp")
+  target_link_libraries(${target} PRIVATE narrows_objects GTest::gmock GTest::gtest_main)
+endfunction()
+
+# Kernels, not tests. Vectors wider than the baseline's registers, which no function outside those files is passed.
+foreach(name IN ITEMS wide pairs_wide registers_wide)
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_${name}.cpp" PROPERTIES
+    COMPILE_OPTIONS "-O1;-Wno-psabi" SKIP_PRECOMPILE_HEADERS ON)
+endforeach()
+
 if(narrows_test_sources)
   add_executable(narrows_tests ${narrows_test_sources})
-  # Vectors wider than the baseline's registers, which no function outside those files is passed.
-  foreach(name IN ITEMS wide pairs_wide registers_wide)
-    set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_${name}.cpp" PROPERTIES
-      COMPILE_OPTIONS -Wno-psabi)
-  endforeach()
-  narrows_own_code(narrows_tests)
-  target_include_directories(narrows_tests PRIVATE "${PROJECT_SOURCE_DIR}")
+  narrows_test_program(narrows_tests)
   target_compile_definitions(narrows_tests PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     NARROWS_BINARY_DIR="${PROJECT_BINARY_DIR}")
-  target_link_libraries(narrows_tests PRIVATE
-    narrows_objects $<TARGET_NAME_IF_EXISTS:narrows_tools> GTest::gmock GTest::gtest_main)
+  target_link_libraries(narrows_tests PRIVATE $<TARGET_NAME_IF_EXISTS:narrows_tools>)
   if(TARGET narrows_cli)
     add_dependencies(narrows_tests narrows_cli)
     target_compile_definitions(narrows_tests PRIVATE NARROWS_CLI="$<TARGET_FILE:narrows_cli>")
@@ -39,9 +48,7 @@ if(narrows_test_sources)
   list(FILTER narrows_thread_test_sources INCLUDE REGEX
     "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$|/[a-z_]*_wide\\.cpp$")
   add_executable(narrows_thread_tests EXCLUDE_FROM_ALL ${narrows_thread_test_sources})
-  narrows_own_code(narrows_thread_tests)
-  target_include_directories(narrows_thread_tests PRIVATE "${PROJECT_SOURCE_DIR}")
-  target_link_libraries(narrows_thread_tests PRIVATE narrows_objects GTest::gmock GTest::gtest_main)
+  narrows_test_program(narrows_thread_tests)
 endif()
 
 if(Python3_FOUND)

@@ -44,7 +44,7 @@ TEST(CBoundary, a_text_beyond_the_room_for_it_ends_in_dots) {
   set_last_error(std::string(4095, 'a'));
   EXPECT_EQ(last_error(), std::string(4095, 'a'));
   set_last_error(std::string(4096, 'b'));
-  EXPECT_EQ(last_error(), std::string(4092, 'b') + "...");
+  EXPECT_EQ(last_error(), std::string(4092, 'b').append("..."));
 }
 
 struct First {
