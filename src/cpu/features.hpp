@@ -10,7 +10,7 @@ struct Features {
   bool avx512bf16 = false;  // and AVX512-BF16
   // Cores with AMX keep that instruction for form's sake: 70 GFLOP/s where their multiply-adds make 170 (Sapphire Rapids).
   bool slow_bf16_dots = false;
-  bool amx = false;         // and AMX-TILE and AMX-BF16, for which the system gave this process permission
+  bool amx = false;  // and AMX-TILE and AMX-BF16, for which the system gave this process permission
 };
 
 /// Found once in a process. On x86-64 Linux it asks for permission to use AMX tiles where there are any.

@@ -65,10 +65,17 @@ template <class T> std::vector<DType> storage_types() {
   return {DType::fp16, DType::bf16, DType::fp32};
 }
 
+/// Sets whose operands are narrower than their sums leave decoding to the next.
+template <class T> std::vector<const TileKernels<T>*> decoding_kernels() {
+  std::vector<const TileKernels<T>*> kernels = tested_kernels<T>();
+  std::erase_if(kernels, [](const TileKernels<T>* set) { return !set->decode.scores; });
+  return kernels;
+}
+
 TYPED_TEST(DecodeKernelsTest, products_of_any_number_of_rows_and_keys) {
   using T = TypeParam;
   const double epsilon = std::numeric_limits<T>::epsilon();
-  for (const auto* set : tested_kernels<T>())
+  for (const auto* set : decoding_kernels<T>())
     for (const DType dtype : storage_types<T>())
       for (const i64 vectors : {1, 2, 7})
         for (const i64 keys : {1, 7, 8, 9, 29})
@@ -114,7 +121,7 @@ TYPED_TEST(DecodeKernelsTest, products_of_any_number_of_rows_and_keys) {
 TYPED_TEST(DecodeKernelsTest, bits_do_not_depend_on_the_rows_and_keys_beside) {
   using T = TypeParam;
   constexpr i64 kKeys = 21, kRows = 9;
-  for (const auto* set : tested_kernels<T>()) {
+  for (const auto* set : decoding_kernels<T>()) {
     const i64 length = 5 * set->decode.lanes;
     const ScatteredRows source(storage_types<T>().back(), kKeys, length);
     const Scratch<T> q = gaussian_scratch<T>(kRows * length);
