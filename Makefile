@@ -8,13 +8,15 @@ VENV_PYTHON := build/venv/bin/python
 # WERROR=1 turns warnings in our code into errors, as CI does.
 CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
 
-.PHONY: help demo test test-cpp test-python sanitize asan tsan mutations fuzz bench microbench format format-check clean cli
+.PHONY: help demo test test-cpp test-python sanitize asan tsan neon mutations fuzz bench microbench format format-check \
+    clean cli
 
 help:
 	@echo "make demo          build the command and run it on the example of a real model"
 	@echo "make test          build and run all tests: C++, then Python in build/venv"
 	@echo "make sanitize      the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer (clang)"
 	@echo "make tsan          the C++ tests in which threads meet, under ThreadSanitizer"
+	@echo "make neon          cross-compile for AArch64 and run tests of its instruction set under qemu"
 	@echo "make mutations     put known defects into the library, one at a time, and expect its tests to fail"
 	@echo "make fuzz          replay the fuzzing corpus, then search FUZZ_SECONDS=20 for each target (clang)"
 	@echo "make bench         measure and print the table of benchmarks"
@@ -85,6 +87,15 @@ tsan:
 	cmake --build --preset tsan --target narrows_thread_tests -j $(JOBS)
 	@mkdir -p build/results
 	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"
+
+# A few tests: under qemu they take ten times as long as on the machine.
+neon:
+	@scripts/install-dependencies neon
+	cmake --preset aarch64 -DNARROWS_BUILD_TESTS=ON $(CONFIGURE_FLAGS)
+	cmake --build --preset aarch64 --target narrows_emulated_tests -j $(JOBS)
+	@mkdir -p build/results
+	NARROWS_TEST_SMALL=1 qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/narrows_emulated_tests \
+	  --gtest_brief=1 --gtest_output="xml:build/results/neon.xml"
 
 mutations:
 	@scripts/install-dependencies test

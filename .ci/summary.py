@@ -7,7 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-REPORTS = ["ctest", "pytest", "sanitize", "tsan"]
+REPORTS = ["ctest", "pytest", "sanitize", "tsan", "neon"]
 
 
 def outcome(case):

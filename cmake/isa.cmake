@@ -1,5 +1,6 @@
 # One binary runs on any x86-64-v2 machine: files named for an instruction set are compiled for it, the rest for the
-# baseline, and the library chooses at run time. On other architectures the x86 files are not part of the library.
+# baseline, and the library chooses at run time. NEON is AArch64's baseline. Files of another architecture are not part of
+# the library.
 set(narrows_isa_names avx2 avx512 avx512bf16 amx)
 set(narrows_isa_flags_avx2 -mavx2 -mfma -mf16c)
 set(narrows_isa_flags_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c)
@@ -19,6 +20,9 @@ function(narrows_apply_isa list_name)
   set(ordered ${sources})
   list(JOIN narrows_isa_names "|" any_isa)
   list(FILTER ordered EXCLUDE REGEX "/src/cpu/[^/]*_(${any_isa})\\.cpp$")
+  if(NOT processor MATCHES "^(aarch64|arm64)$")
+    list(FILTER ordered EXCLUDE REGEX "/src/cpu/[^/]*_neon\\.cpp$")
+  endif()
   if(on_x86 AND ordered)
     set_property(SOURCE ${ordered} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v2)
   endif()

@@ -22,6 +22,22 @@ foreach(name IN ITEMS wide pairs_wide registers_wide)
     COMPILE_OPTIONS "-O1;-Wno-psabi" SKIP_PRECOMPILE_HEADERS ON)
 endforeach()
 
+# Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
+if(CMAKE_CROSSCOMPILING)
+  find_package(nlohmann_json REQUIRED)
+  foreach(target gtest gmock)  # from their sources, which nothing waits for
+    target_compile_options(${target} PRIVATE -O0)
+  endforeach()
+  set(narrows_emulated_test_sources ${narrows_test_sources})
+  list(FILTER narrows_emulated_test_sources INCLUDE REGEX
+    "/(cpu/(tile_kernels_[a-z0-9_]+|(decode|peak|forward_masks)_test)|api/(backward_)?cases_test|support/cases)\\.cpp$")
+  add_executable(narrows_emulated_tests ${narrows_emulated_test_sources})
+  narrows_test_program(narrows_emulated_tests)
+  target_compile_definitions(narrows_emulated_tests PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(narrows_emulated_tests PRIVATE nlohmann_json::nlohmann_json)
+  return()
+endif()
+
 if(narrows_test_sources)
   add_executable(narrows_tests ${narrows_test_sources})
   narrows_test_program(narrows_tests)

@@ -30,6 +30,7 @@ std::vector<InstructionSetInfo> instruction_sets() {
                               InstructionSetInfo{"avx512bf16", "AVX512-BF16 and what avx512 needs", false},
                               InstructionSetInfo{"avx512", "AVX-512 F, DQ, BW and VL", false},
                               InstructionSetInfo{"avx2", "AVX2, FMA and F16C", false},
+                              InstructionSetInfo{"neon", "Advanced SIMD of AArch64", false},
                               InstructionSetInfo{"portable", "nothing beyond the architecture's baseline", false}};
   std::vector<InstructionSetInfo> sets(kKnown.begin(), kKnown.end());
   for (InstructionSetInfo& set : sets)

@@ -88,6 +88,8 @@ std::vector<Loops> all_loops() {
         {"avx512bf16", features().avx512bf16, &kPeakLoopAvx512, &kPeakLoopAvx512Bf16, kReadLoopAvx512},
         {"avx512", features().avx512, &kPeakLoopAvx512, &kPeakLoopAvx512, kReadLoopAvx512},
         {"avx2", features().avx2, &kPeakLoopAvx2, &kPeakLoopAvx2, kReadLoopAvx2},
+#elif defined(__aarch64__)
+    {"neon", true, &kPeakLoopNeon, &kPeakLoopNeon, kReadLoopPortable},
 #endif
         {"portable", true, &kPeakLoopPortable, &kPeakLoopPortable, kReadLoopPortable},
   };

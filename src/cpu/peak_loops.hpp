@@ -23,6 +23,8 @@ extern const PeakLoop kPeakLoopAvx512Bf16;  // of bf16 pairs: a product and a su
 extern const PeakLoop kPeakLoopAmx;         // of bf16 tiles
 extern const ReadLoop kReadLoopAvx2;
 extern const ReadLoop kReadLoopAvx512;
+#elif defined(__aarch64__)
+extern const PeakLoop kPeakLoopNeon;
 #endif
 
 /// What the fp32 loops multiply by and add: values tend to 1, far from denormals. None begins there, where a compiler sees

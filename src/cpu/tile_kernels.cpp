@@ -18,6 +18,8 @@ std::vector<const InstructionSet*> executable() {
   if (features().avx512) sets.push_back(&kTileKernelsAvx512);
   if (features().avx512bf16 && slow_dots) sets.push_back(&kTileKernelsAvx512Bf16);
   if (features().avx2) sets.push_back(&kTileKernelsAvx2);
+#elif defined(__aarch64__)
+  sets.push_back(&kTileKernelsNeon);
 #endif
   sets.push_back(&kTileKernelsPortable);
   return sets;

@@ -121,6 +121,8 @@ extern const InstructionSet kTileKernelsAvx2;
 extern const InstructionSet kTileKernelsAvx512;
 extern const InstructionSet kTileKernelsAvx512Bf16;
 extern const InstructionSet kTileKernelsAmx;
+#elif defined(__aarch64__)
+extern const InstructionSet kTileKernelsNeon;
 #endif
 
 /// Makes tile_kernels() find a set that is not the library's, before any call: tests run whole calls on sets in plain C++.

@@ -31,6 +31,9 @@ constexpr std::array kTiles{
     Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
     Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
     Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+    // AVX2's in whole panels of 10 rows; not yet measured.
+    Tiles{"neon", DType::fp32, DType::fp32, 1, 200, 512, 32, 256, 80, 128, 512},
+    Tiles{"neon", DType::fp64, DType::fp64, 1, 100, 256, 32, 256, 40, 64, 256},
     Tiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
     Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
 };

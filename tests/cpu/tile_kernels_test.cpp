@@ -63,7 +63,7 @@ TYPED_TEST(TileKernelsTest, packing_transposes_converts_and_pads_with_zeros) {
           for (const i64 count : {i64{1}, i64{2}, columns, columns + 3}) {
             const Source source(dtype, count, length, stride);
             const i64 keys = (count + columns - 1) / columns * columns;
-            Scratch<T> room = random_scratch<T>(keys * std::max(length, width) + 64, 1);
+            Scratch<T> room = random_scratch<T>(std::max<i64>(keys, set->rows) * std::max(length, width) + 64, 1);
             set->pack_keys(source.rows, packed(room));
             for (i64 j = 0; j < keys; ++j)
               for (i64 x = 0; x < length; ++x)
