@@ -16,10 +16,11 @@ enum class KeyForm : std::uint8_t { dense, varlen, cache, pages };
 /// What a kernel may assume of a tensor's memory.
 struct Layout {
   bool given = false;
-  bool unit_last = false;  // the last stride is 1
-  bool expanded = false;   // some axis longer than 1 has stride 0
-  i64 elements = 0;        // that are stored: expanded axes count once
-  int alignment = 128;     // bytes: the largest power of two up to 128 that divides the base and every byte stride
+  bool unit_last = false;     // the last stride is 1
+  bool expanded = false;      // some axis longer than 1 has stride 0
+  bool heads_adjoin = false;  // of q, k, v: rows of one position's heads follow each other without gaps
+  i64 elements = 0;           // that are stored: expanded axes count once
+  int alignment = 128;        // bytes: the largest power of two up to 128 that divides the base and every byte stride
 };
 
 struct Rules {

@@ -65,6 +65,7 @@ Layout layout_of(const Tensor& tensor) {
   }
   const std::size_t last = tensor.shape.rank() - 1;
   layout.unit_last = tensor.shape[last] == 1 || stride(tensor, last) == 1;
+  layout.heads_adjoin = layout.unit_last && last > 0 && stride(tensor, last - 1) == tensor.shape[last];
   std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(tensor.data) | 128;
   layout.elements = 1;
   for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis) {

@@ -8,15 +8,20 @@
 
 namespace narrows::cpu {
 
-inline constexpr i64 kPlacedAhead = 32;
+/// Rows that are read later: a kernel asks for them while it works, and does not read them.
+struct LaterRows {
+  const std::byte* const* row = nullptr;
+  i64 count = 0;
+  i64 bytes = 0;  // of a row
+};
 
-/// Rows of consecutive elements. `row` has kPlacedAhead entries more than `count`: what is read next, whose start the kernels
-/// ask for ahead of its time and do not read.
+/// Rows of consecutive elements.
 struct PlacedRows {
   const std::byte* const* row;
   i64 count;
   i64 length;  // elements, a multiple of `lanes`
   DType dtype;
+  LaterRows later = {};
 };
 
 /// A result's bits depend on its own query row, key row and weights alone: not on the number of rows, nor on where they lie.

@@ -44,20 +44,42 @@ template <class T, class Body> void with_elements(DType dtype, const Body& body)
 
 // ------------------------------------------------------------------------------------------------------------- prefetching
 
-constexpr i64 kPlacedStep = 8;  // rows between two looks ahead
-static_assert(kPlacedAhead % kPlacedStep == 0);
+constexpr i64 kPlacedStep = 8;  // keys
 
-/// How many rows ahead lie about 4 KiB ahead.
-inline i64 rows_ahead(i64 row_bytes) {
-  const i64 rows = (4096 / row_bytes + kPlacedStep - 1) / kPlacedStep * kPlacedStep;
-  return rows < kPlacedStep ? kPlacedStep : rows > kPlacedAhead ? kPlacedAhead : rows;
-}
+/// Asks for lines of later rows in their order, as many in each of some steps and a few at a time: the core waits when it has
+/// asked for more than it can have under way. Into L2: what is asked for is often as large as L1, and what falls out of it
+/// there was asked for in vain.
+class Fetching {
+ public:
+  Fetching(const LaterRows& rows, i64 steps) : row_(rows.row), rows_(rows.count), bytes_(rows.bytes) {
+    const i64 lines = rows_ * ((bytes_ + kLine - 1) / kLine);
+    step_lines_ = steps > 0 ? (lines + steps - 1) / steps : 0;
+  }
+  void begin_step(i64 parts) {
+    left_ = step_lines_;
+    part_lines_ = (step_lines_ + parts - 1) / parts;
+  }
+  void part() { fetch(part_lines_ < left_ ? part_lines_ : left_); }
+  void end_step() { fetch(left_); }
 
-inline void prefetch(const std::byte* const* row, i64 count, i64 row_bytes) {
-  constexpr i64 kLine = 64;
-  for (i64 r = 0; r < count; ++r)
-    for (i64 byte = 0; byte < row_bytes; byte += kLine) __builtin_prefetch(row[r] + byte);
-}
+ private:
+  static constexpr i64 kLine = 64;
+
+  void fetch(i64 lines) {
+    left_ -= lines;
+    for (; lines > 0 && rows_ > 0; --lines) {
+      __builtin_prefetch(*row_ + byte_, 0, 2);
+      byte_ += kLine;
+      if (byte_ < bytes_) continue;
+      byte_ = 0;
+      ++row_;
+      --rows_;
+    }
+  }
+
+  const std::byte* const* row_;
+  i64 rows_, bytes_, step_lines_, part_lines_ = 0, left_ = 0, byte_ = 0;
+};
 
 // ---------------------------------------------------------------------------------------------------------- sums of lanes
 
@@ -133,43 +155,52 @@ void score_tile(const T* q, i64 q_stride, const std::byte* const* row, i64 d, T*
     for (int j = 0; j < Keys; ++j) s[r * s_stride + j] = sums[r * Keys + j];
 }
 
+constexpr int keys_of_tile(int rows) {
+  return rows == 3 ? 4 : kAccumulators / rows > kPlacedStep ? kPlacedStep : kAccumulators / rows;
+}
+
 /// kPlacedStep keys by R rows.
 template <class T, class Elements, int R>
-void score_step(const T* q, i64 q_stride, const std::byte* const* row, i64 d, T* s, i64 s_stride) {
-  constexpr int kKeys = R == 3 ? 4 : kAccumulators / R > 8 ? 8 : kAccumulators / R;
-  for (int key = 0; key < kPlacedStep; key += kKeys)
+void score_step(const T* q, i64 q_stride, const std::byte* const* row, i64 d, T* s, i64 s_stride, Fetching& fetching) {
+  constexpr int kKeys = keys_of_tile(R);
+  for (int key = 0; key < kPlacedStep; key += kKeys) {
+    fetching.part();
     score_tile<T, Elements, R, kKeys>(q, q_stride, row + key, d, s + key, s_stride);
+  }
 }
 
 template <class T, class Elements, int R>
-void score_rows(const T* q, i64 q_stride, i64 count, const std::byte* const* row, i64 d, T* s, i64 s_stride) {
+void score_rows(const T* q, i64 q_stride, i64 count, const std::byte* const* row, i64 d, T* s, i64 s_stride,
+                Fetching& fetching) {
   for (; count >= R; count -= R, q += R * q_stride, s += R * s_stride)
-    score_step<T, Elements, R>(q, q_stride, row, d, s, s_stride);
+    score_step<T, Elements, R>(q, q_stride, row, d, s, s_stride, fetching);
   if constexpr (R > 1) {
-    if (count) score_rows<T, Elements, R - 1>(q, q_stride, count, row, d, s, s_stride);
+    if (count) score_rows<T, Elements, R - 1>(q, q_stride, count, row, d, s, s_stride, fetching);
   }
 }
 
 template <class T> void placed_scores(const T* q, i64 q_stride, i64 count, const PlacedRows& keys, T* s, i64 s_stride) {
   with_elements<T>(keys.dtype, [&](auto kind) {
     using Elements = decltype(kind);
-    const i64 row_bytes = keys.length * static_cast<i64>(sizeof(typename Elements::Element));
-    const i64 ahead = rows_ahead(row_bytes);
+    Fetching fetching(keys.later, (keys.count + kPlacedStep - 1) / kPlacedStep);
     i64 key = 0;
     for (; key + kPlacedStep <= keys.count; key += kPlacedStep) {
-      prefetch(keys.row + key + ahead, kPlacedStep, row_bytes);
-      score_rows<T, Elements, kPlacedRows>(q, q_stride, count, keys.row + key, keys.length, s + key, s_stride);
+      fetching.begin_step((count + kPlacedRows - 1) / kPlacedRows * (kPlacedStep / keys_of_tile(kPlacedRows)));
+      score_rows<T, Elements, kPlacedRows>(q, q_stride, count, keys.row + key, keys.length, s + key, s_stride,
+                                           fetching);
+      fetching.end_step();
     }
     if (key == keys.count) return;
-    prefetch(keys.row + key + ahead, keys.count - key, row_bytes);
+    fetching.begin_step(count);
     // The last keys, and one of them again in place of those that a whole step lacks.
     const std::byte* last[kPlacedStep];
     for (i64 j = 0; j < kPlacedStep; ++j) last[j] = keys.row[key + j < keys.count ? key + j : key];
     for (i64 r = 0; r < count; ++r) {
       T sums[kPlacedStep];
-      score_rows<T, Elements, 1>(q + r * q_stride, q_stride, 1, last, keys.length, sums, kPlacedStep);
+      score_rows<T, Elements, 1>(q + r * q_stride, q_stride, 1, last, keys.length, sums, kPlacedStep, fetching);
       for (i64 j = key; j < keys.count; ++j) s[r * s_stride + j] = sums[j - key];
     }
+    fetching.end_step();
   });
 }
 
@@ -200,22 +231,29 @@ void add_strip(const T* p, i64 p_stride, const std::byte* const* row, i64 keys, 
 
 /// Columns [column, dv) in strips of `Vectors` and, at the end, narrower ones.
 template <class T, class Elements, int R, int Vectors>
-void add_strips(const T* p, i64 p_stride, const std::byte* const* row, i64 keys, i64 column, i64 dv, T* o,
-                i64 o_stride) {
-  for (; column + Vectors * kLanes<T> <= dv; column += Vectors * kLanes<T>)
+void add_strips(const T* p, i64 p_stride, const std::byte* const* row, i64 keys, i64 column, i64 dv, T* o, i64 o_stride,
+                Fetching& fetching) {
+  for (; column + Vectors * kLanes<T> <= dv; column += Vectors * kLanes<T>) {
+    fetching.part();
     add_strip<T, Elements, R, Vectors>(p, p_stride, row, keys, column, o, o_stride);
+  }
   if constexpr (Vectors > 1) {
-    if (column < dv) add_strips<T, Elements, R, Vectors / 2>(p, p_stride, row, keys, column, dv, o, o_stride);
+    if (column < dv) add_strips<T, Elements, R, Vectors / 2>(p, p_stride, row, keys, column, dv, o, o_stride, fetching);
   }
 }
 
+constexpr int vectors_of_strip(int rows) {
+  return rows == 3 ? kAccumulators / 4 : kAccumulators / rows > 8 ? 8 : kAccumulators / rows;
+}
+
 template <class T, class Elements, int R>
-void add_rows(const T* p, i64 p_stride, i64 count, const std::byte* const* row, i64 keys, i64 dv, T* o, i64 o_stride) {
-  constexpr int kVectors = R == 3 ? kAccumulators / 4 : kAccumulators / R > 8 ? 8 : kAccumulators / R;
+void add_rows(const T* p, i64 p_stride, i64 count, const std::byte* const* row, i64 keys, i64 dv, T* o, i64 o_stride,
+              Fetching& fetching) {
+  constexpr int kVectors = vectors_of_strip(R);
   for (; count >= R; count -= R, p += R * p_stride, o += R * o_stride)
-    add_strips<T, Elements, R, kVectors>(p, p_stride, row, keys, 0, dv, o, o_stride);
+    add_strips<T, Elements, R, kVectors>(p, p_stride, row, keys, 0, dv, o, o_stride, fetching);
   if constexpr (R > 1) {
-    if (count) add_rows<T, Elements, R - 1>(p, p_stride, count, row, keys, dv, o, o_stride);
+    if (count) add_rows<T, Elements, R - 1>(p, p_stride, count, row, keys, dv, o, o_stride, fetching);
   }
 }
 
@@ -223,12 +261,16 @@ template <class T>
 void placed_accumulate(const T* p, i64 p_stride, i64 count, const PlacedRows& values, T* o, i64 o_stride) {
   with_elements<T>(values.dtype, [&](auto kind) {
     using Elements = decltype(kind);
-    const i64 row_bytes = values.length * static_cast<i64>(sizeof(typename Elements::Element));
-    const i64 ahead = rows_ahead(row_bytes);
+    constexpr i64 kColumnsOfStrip = vectors_of_strip(kPlacedRows) * kLanes<T>;
+    const i64 strips = (values.length + kColumnsOfStrip - 1) / kColumnsOfStrip;
+    const i64 parts = (count + kPlacedRows - 1) / kPlacedRows * strips;
+    Fetching fetching(values.later, (values.count + kPlacedStep - 1) / kPlacedStep);
     for (i64 key = 0; key < values.count; key += kPlacedStep) {
       const i64 keys = values.count - key < kPlacedStep ? values.count - key : kPlacedStep;
-      prefetch(values.row + key + ahead, keys, row_bytes);
-      add_rows<T, Elements, kPlacedRows>(p + key, p_stride, count, values.row + key, keys, values.length, o, o_stride);
+      fetching.begin_step(parts);
+      add_rows<T, Elements, kPlacedRows>(p + key, p_stride, count, values.row + key, keys, values.length, o, o_stride,
+                                         fetching);
+      fetching.end_step();
     }
   });
 }

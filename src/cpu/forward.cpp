@@ -3,7 +3,7 @@
 #include "cpu/append.hpp"
 #include "cpu/arena.hpp"
 #include "cpu/blank_rows.hpp"
-#include "cpu/decode_block.hpp"
+#include "cpu/decode_group.hpp"
 #include "cpu/head_tasks.hpp"
 #include "cpu/pool.hpp"
 
@@ -11,6 +11,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 namespace narrows::cpu {
 namespace {
@@ -62,16 +63,17 @@ template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads
 /// Some kv heads that are in scratch together, and their tasks.
 template <class T> class Wave {
  public:
-  Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head) : call_(call), heads_(room) {
-    i64 elements = 0, blocks = 0, place = 0;
+  Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head, i64 heads_together)
+      : call_(call), heads_(room), together_(heads_together) {
+    i64 elements = 0, place = 0;
     for (KvHead& head : heads_) {
       const i64 number = first_head + place, kv_heads = call.problem.kv_heads;
       std::construct_at(&head, make_kv_head(call, number / kv_heads, number % kv_heads));
       head.place = place++;
       head.first_element = elements;
-      head.first_block = blocks;
+      head.first_block = last_block_;
       elements += packed_elements(call, head);
-      blocks += blocks_of(head);
+      if (leads(head)) last_block_ += blocks_of(head);
     }
   }
 
@@ -84,11 +86,11 @@ template <class T> class Wave {
       if (stage == 0)
         pack_tile(call_, head, head.tiles.begin + task, thread);
       else if (splits == 1)
-        block<QueryBlock<T>>(head, task, thread).run();
+        block(head, task, thread).run();
       else if (stage == 1)
-        block<QueryBlock<T>>(head, task / splits, thread).run_split(task % splits);
+        block(head, task / splits, thread).run_split(task % splits);
       else
-        block<QueryBlock<T>>(head, task, thread).merge_splits();
+        block(head, task, thread).merge_splits();
     };
     const auto progress = make_progress<3>(call_.progress, static_cast<i64>(heads_.size()), [&](i64 place) {
       const KvHead& head = heads_[static_cast<std::size_t>(place)];
@@ -99,31 +101,51 @@ template <class T> class Wave {
   }
 
   /// Where tasks read K and V from memory themselves: all heads of some keys before the next keys, since in most caches they
-  /// are neighbours in memory.
+  /// are neighbours in memory. Block: QueryBlock, or DecodeGroup for heads together.
   template <class Block> void run_together(int threads) const {
-    const i64 splits = call_.partials.splits, blocks = heads_.empty() ? 0 : last_block();
+    const i64 splits = call_.partials.splits, blocks = last_block_;
     const auto block_at = [this](i64 number, int thread) {
       const KvHead& head = head_of(number);
-      return block<Block>(head, number - head.first_block, thread);
+      if constexpr (std::is_same_v<Block, QueryBlock<T>>)
+        return block(head, number - head.first_block, thread);
+      else
+        return Block(call_, together(head), block_rows(head, number - head.first_block), thread);
     };
     if (splits == 1)
       return parallel_for(blocks, threads, [&](i64 number, int thread) { block_at(number, thread).run(); });
     parallel_for(blocks * splits, threads,
                  [&](i64 task, int thread) { block_at(task % blocks, thread).run_split(task / blocks); });
-    parallel_for(blocks, threads, [&](i64 number, int thread) { block_at(number, thread).merge_splits(); });
+    parallel_for(blocks * together_, threads, [&](i64 task, int thread) {
+      const KvHead& first = head_of(task / together_);
+      const std::span<const KvHead> heads = together(first);
+      const i64 number = task % together_;
+      if (number < static_cast<i64>(heads.size()))
+        block(heads[static_cast<std::size_t>(number)], task / together_ - first.first_block, thread).merge_splits();
+    });
   }
 
   /// The last rows see most keys under a causal mask: a head's blocks are handed out from the back, so that the small ones
   /// level the threads at the end.
-  template <class Block> Block block(const KvHead& head, i64 number, int thread) const {
-    const i64 rows = rows_of(head), first = (blocks_of(head) - 1 - number) * call_.query_block;
-    return {call_, head, {first, std::min(first + call_.query_block, rows)}, thread};
+  Range block_rows(const KvHead& head, i64 number) const {
+    const i64 first = (blocks_of(head) - 1 - number) * call_.query_block;
+    return {first, std::min(first + call_.query_block, rows_of(head))};
+  }
+  QueryBlock<T> block(const KvHead& head, i64 number, int thread) const {
+    return {call_, head, block_rows(head, number), thread};
   }
 
  private:
   i64 rows_of(const KvHead& head) const { return head.sequence.queries * call_.problem.group(); }
   i64 blocks_of(const KvHead& head) const { return ceil_div(rows_of(head), call_.query_block); }
-  i64 last_block() const { return heads_.back().first_block + blocks_of(heads_.back()); }
+
+  /// Whether the head is the first of some that tasks attend to together. The others have no blocks of their own.
+  bool leads(const KvHead& head) const { return head.place == 0 || head.kv_head % together_ == 0; }
+  std::span<const KvHead> together(const KvHead& first) const {
+    std::size_t count = 1;
+    const std::span<const KvHead> all = heads_.subspan(static_cast<std::size_t>(first.place));
+    while (count < all.size() && !leads(all[count])) ++count;
+    return all.first(count);
+  }
 
   /// The head that a block belongs to: the last that begins at it or before.
   const KvHead& head_of(i64 block) const {
@@ -134,6 +156,8 @@ template <class T> class Wave {
 
   const ForwardCall<T>& call_;
   std::span<KvHead> heads_;
+  i64 together_;
+  i64 last_block_ = 0;
 };
 
 template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
@@ -149,9 +173,9 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
-    const Wave<T> wave(call, {room, count}, begin);
+    const Wave<T> wave(call, {room, count}, begin, plan.reads_in_place ? plan.heads_together : 1);
     if (plan.reads_in_place)
-      wave.template run_together<DecodeBlock<T>>(plan.threads);
+      wave.template run_together<DecodeGroup<T>>(plan.threads);
     else if (!call.heads && call.partials.splits > 1)
       wave.template run_together<QueryBlock<T>>(plan.threads);
     else

@@ -16,15 +16,16 @@ template <class T> std::size_t size(T count) { return static_cast<std::size_t>(c
 }  // namespace
 
 template <class T>
-QueryBlock<T>::QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread)
+QueryBlock<T>::QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread, i64 slot)
     : call_(call),
       head_(head),
       thread_(thread),
+      slot_(slot),
       panel_rows_(call.kernels.rows),
       s_stride_(forward_score_stride(call.key_block)),
-      q_(call.template scratch<Packed>(thread, call.layout.queries)),
-      s_(call.template scratch<T>(thread, call.layout.scores)),
-      o_(call.template scratch<T>(thread, call.layout.outputs)),
+      q_(scratch<Packed>(call.layout.queries)),
+      s_(scratch<T>(call.layout.scores)),
+      o_(scratch<T>(call.layout.outputs)),
       rotated_(call.template scratch<T>(thread, call.layout.rotated)),
       row_scratch_{call.template scratch<T>(thread, call.layout.bias),
                    call.template scratch<std::byte>(thread, call.layout.allowed)},
@@ -39,7 +40,7 @@ template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
   const Problem& problem = call_.problem;
   const Sequence& lengths = head_.sequence;
   const i64 group = problem.group();
-  Row* const first = call_.template scratch<Row>(thread_, call_.layout.rows);
+  Row* const first = scratch<Row>(call_.layout.rows);
   for (i64 number = rows.begin; number < rows.end; ++number) {
     const i64 i = number / group, h = head_.kv_head * group + number % group, position = i + lengths.shift;
     const ScoreRow place{head_.batch, h, i, position, visible_keys(problem.rules.mask, position, lengths.keys)};
@@ -52,6 +53,10 @@ template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
 template <class T> void QueryBlock<T>::run() {
   pack_queries();
   attend(keys_);
+  finish_rows();
+}
+
+template <class T> void QueryBlock<T>::finish_rows() {
   const i64 count = static_cast<i64>(rows_.size());
   for (i64 row = 0; row < count; ++row) {
     if (call_.buffers.o && row + kRowsAhead < count)
@@ -62,10 +67,14 @@ template <class T> void QueryBlock<T>::run() {
 }
 
 template <class T> void QueryBlock<T>::run_split(i64 split) {
-  const Range keys = intersect(keys_, {split * call_.split_keys, (split + 1) * call_.split_keys});
+  const Range keys = keys_of_split(split);
   if (keys.begin >= keys.end) return;
   pack_queries();
   attend(keys);
+  keep_partials(split);
+}
+
+template <class T> void QueryBlock<T>::keep_partials(i64 split) {
   for (i64 row = 0; row < static_cast<i64>(rows_.size()); ++row) {
     std::construct_at(&call_.partials.sum(head_, split, numbers_.begin + row), rows_[size(row)].sum);
     std::copy_n(output(row), call_.value_width, call_.partials.output(head_, split, numbers_.begin + row));

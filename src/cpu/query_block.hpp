@@ -8,10 +8,10 @@
 namespace narrows::cpu {
 
 /// Some rows of a kv head, numbered as KvHead says, at most call.query_block; in the scratch of one thread. Keys and values
-/// are packed first; DecodeBlock does without.
+/// are packed first; DecodeBlock does without. `slot`: its place among the blocks that the thread has at once.
 template <class T> class QueryBlock {
  public:
-  QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread);
+  QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range rows, int thread, i64 slot = 0);
 
   /// O and LSE from all the keys.
   void run();
@@ -28,10 +28,11 @@ template <class T> class QueryBlock {
   };
   static_assert(sizeof(Row) <= kQueryRowBytes);
 
-  /// Q as the products read it, and an O of zeros.
-  virtual void pack_queries();
-  /// Adds keys, which begin and end where tiles or the rows' hull do.
-  virtual void attend(Range keys);
+  Range keys_of_split(i64 split) const {
+    return intersect(keys_, {split * call_.split_keys, (split + 1) * call_.split_keys});
+  }
+  void finish_rows();
+  void keep_partials(i64 split);
 
   /// Leaves pointers_ at the rows of Q.
   void find_queries();
@@ -46,6 +47,7 @@ template <class T> class QueryBlock {
   const ForwardCall<T>& call_;
   const KvHead& head_;
   int thread_;
+  i64 slot_;
   i64 panel_rows_;  // of a register tile
   i64 s_stride_;
   Packed* q_;
@@ -58,7 +60,15 @@ template <class T> class QueryBlock {
   Range keys_;  // that the rows see
 
  private:
+  /// The call's scratch for this slot.
+  template <class Part> Part* scratch(i64 start) const {
+    return call_.template scratch<Part>(thread_, start + slot_ * call_.layout.slot_bytes);
+  }
   std::span<Row> load_rows(Range rows);
+  /// Q as the products read it, and an O of zeros.
+  void pack_queries();
+  /// Adds keys, which begin and end where tiles or the rows' hull do.
+  void attend(Range keys);
   void rotate_queries(i64 first_row, i64 count);
   void attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key);
   void finish(const Row& row, const T* o);

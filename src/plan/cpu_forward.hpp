@@ -10,10 +10,13 @@ inline constexpr i64 kQueryRowBytes = 128, kKvHeadBytes = 192, kRunningSumBytes 
 
 /// Scratch of one thread: bytes from its start to each part. A part that the call does not need has the next one's place.
 struct ForwardThreadScratch {
-  i64 rows = 0;      // of a query block: what is known of each
-  i64 queries = 0;   // Q, packed or as rows of whole vectors
-  i64 scores = 0;    // a panel of S
-  i64 outputs = 0;   // O before it is normalised
+  // Of the first head; each that is attended to together with it has the same, slot_bytes further.
+  i64 rows = 0;     // of a query block: what is known of each
+  i64 queries = 0;  // Q, packed or as rows of whole vectors
+  i64 scores = 0;   // a panel of S
+  i64 outputs = 0;  // O before it is normalised
+  i64 slot_bytes = 0;
+  // Of all of them:
   i64 bias = 0;      // of one row and tile
   i64 keep = 0;      // of dropout, of one row and tile
   i64 allowed = 0;   // of the mask, of one row and tile
@@ -27,8 +30,9 @@ ForwardThreadScratch forward_thread_scratch(const Problem& problem, const Plan& 
 /// Elements from one row of a panel of S to the next.
 i64 forward_score_stride(i64 key_block);
 
-// Reading in place: rows converted at once where a kernel cannot read them, and rows known beyond a block, to be fetched ahead.
-inline constexpr i64 kConvertedRows = 32, kRowsBeyond = 32;
+// Reading in place: kv heads together at most; keys that one of them attends to before the next does, and that are converted
+// at once where a kernel cannot read them; rows known beyond a block, to be fetched ahead.
+inline constexpr i64 kMostHeadsTogether = 8, kKeysTogether = 16, kRowsBeyond = 32;
 
 /// Parts that the plan's keys are split into; 1 = not split.
 i64 forward_splits(const Problem& problem, const Plan& plan);

@@ -44,7 +44,7 @@ std::string Plan::text() const {
                          "\nkv heads at once ", heads_at_once, "\n");
   if (key_chunk) lines += narrows::text("key chunk ", key_chunk, "\npartial sums of dQ ", partials, "\n");
   if (reads_in_place)
-    lines += "keys read where they lie\n";
+    lines += narrows::text("keys read where they lie, kv heads together ", heads_together, "\n");
   else if (!packs_ahead)
     lines += "keys packed by the task that reads them\n";
   if (keeps_kernel) lines += "batch_invariant: decoding takes the kernel of prefill\n";

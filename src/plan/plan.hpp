@@ -53,6 +53,7 @@ struct Plan {
   bool packs_ahead =
       true;  // K and V of whole heads before any query block; otherwise each task packs the tiles it reads
   bool reads_in_place = false;  // few query rows: K and V are read where they lie, nothing is packed
+  i64 heads_together = 1;       // reading in place: kv heads of a sequence that a task attends to; changes no bit
   bool keeps_kernel = false;    // few query rows that are packed all the same, by batch_invariant
   i64 split_keys = 0;           // keys that a task attends to before results are merged, in whole tiles; 0 = all
   Regions workspace;

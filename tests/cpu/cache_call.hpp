@@ -34,6 +34,7 @@ struct CacheCall {
     blocks.packs_ahead = dice_.one_in(2);
     if (dice_.one_in(2)) blocks.split_keys = dice_.between(1, 90);
     blocks.reads_in_place = dice_.one_in(2);
+    blocks.heads_together = dice_.between(1, 4);
   }
 
  private:

@@ -1,158 +1,26 @@
-// Few query rows read K and V where they lie: the kernels against plain loops, and the path against the oracle.
+// Few query rows read K and V where they lie: the path against the oracle, and its bits.
 #include <gtest/gtest.h>
 
-#include "cpu/reference.hpp"
-#include "cpu/reference_numbers.hpp"
-#include "cpu/scratch.hpp"
 #include "tests/cpu/dice.hpp"
 #include "tests/cpu/forward_run.hpp"
 #include "tests/support/check.hpp"
 
 #include <cmath>
-#include <deque>
+#include <limits>
 #include <numeric>
-
-namespace narrows::cpu {
-
-extern const InstructionSet kTileKernelsWide;
-
-namespace {
-
-template <class T> std::vector<const TileKernels<T>*> tested_kernels() {
-  const auto available = available_tile_kernels<T>();
-  std::vector<const TileKernels<T>*> kernels(available.begin(), available.end());
-  if constexpr (std::is_same_v<T, float>) kernels.push_back(&kTileKernelsWide.single);
-  if constexpr (std::is_same_v<T, double>) kernels.push_back(&kTileKernelsWide.twice);
-  return kernels;
-}
-
-template <class T> class DecodeKernelsTest : public testing::Test {};
-using ComputeTypes = testing::Types<float, double>;
-TYPED_TEST_SUITE(DecodeKernelsTest, ComputeTypes);
-
-/// Rows in an order of their own, one element off their alignment, with NaN between them.
-struct ScatteredRows {
-  std::vector<std::uint64_t> memory;
-  std::vector<const std::byte*> row;
-  PlacedRows rows;
-  i64 span;
-
-  ScatteredRows(DType dtype, i64 count, i64 length) : span(length + 3) {
-    const i64 size = static_cast<i64>(item_size(dtype)), all = count * span + 1;
-    memory.resize(static_cast<std::size_t>(all * size / 8 + 1));
-    for (i64 x = 0; x < all; ++x) reference::store(memory.data(), dtype, x, std::nan(""));
-    test::Gaussian next(11);
-    for (i64 r = 0; r < count; ++r) {
-      row.push_back(reinterpret_cast<const std::byte*>(memory.data()) + first(count, r) * size);
-      for (i64 x = 0; x < length; ++x) reference::store(memory.data(), dtype, first(count, r) + x, next());
-    }
-    row.resize(static_cast<std::size_t>(count + kPlacedAhead), row.front());
-    rows = {row.data(), count, length, dtype};
-  }
-  i64 first(i64 count, i64 r) const { return (count - 1 - r) * span + 1; }
-  double at(i64 r, i64 x) const { return reference::load(memory.data(), rows.dtype, first(rows.count, r) + x); }
-};
-
-template <class T> Scratch<T> gaussian_scratch(i64 count) {
-  Scratch<T> values = make_scratch<T>(static_cast<std::size_t>(count));
-  test::Gaussian next(5);
-  for (i64 x = 0; x < count; ++x) values[static_cast<std::size_t>(x)] = static_cast<T>(next());
-  return values;
-}
-
-template <class T> std::vector<DType> storage_types() {
-  if constexpr (std::is_same_v<T, double>) return {DType::fp64};
-  return {DType::fp16, DType::bf16, DType::fp32};
-}
-
-/// Sets whose operands are narrower than their sums leave decoding to the next.
-template <class T> std::vector<const TileKernels<T>*> decoding_kernels() {
-  std::vector<const TileKernels<T>*> kernels = tested_kernels<T>();
-  std::erase_if(kernels, [](const TileKernels<T>* set) { return !set->decode.scores; });
-  return kernels;
-}
-
-TYPED_TEST(DecodeKernelsTest, products_of_any_number_of_rows_and_keys) {
-  using T = TypeParam;
-  const double epsilon = std::numeric_limits<T>::epsilon();
-  for (const auto* set : decoding_kernels<T>())
-    for (const DType dtype : storage_types<T>())
-      for (const i64 vectors : {1, 2, 7})
-        for (const i64 keys : {1, 7, 8, 9, 29})
-          for (const i64 rows : {1, 2, 3, 4, 5, 11}) {
-            const i64 length = vectors * set->decode.lanes, stride = 40;
-            const ScatteredRows source(dtype, keys, length);
-            const Scratch<T> q = gaussian_scratch<T>(rows * length), p = gaussian_scratch<T>(rows * stride);
-            std::vector<T> s(static_cast<std::size_t>(rows * stride), static_cast<T>(std::nan("")));
-            set->decode.scores(q.get(), length, rows, source.rows, s.data(), stride);
-            Scratch<T> o = gaussian_scratch<T>(rows * length), before = gaussian_scratch<T>(rows * length);
-            set->decode.accumulate(p.get(), stride, rows, source.rows, o.get(), length);
-            SCOPED_TRACE(std::string(set->name) + " " + std::to_string(length) + " x " + std::to_string(keys) + " x " +
-                         std::to_string(rows));
-            for (i64 r = 0; r < rows; ++r) {
-              for (i64 key = 0; key < stride; ++key) {
-                const T found = s[static_cast<std::size_t>(r * stride + key)];
-                if (key >= keys) {
-                  ASSERT_TRUE(std::isnan(found)) << "written beyond the keys";
-                  continue;
-                }
-                double sum = 0, size = 0;
-                for (i64 x = 0; x < length; ++x) {
-                  const double term = double{q[static_cast<std::size_t>(r * length + x)]} * source.at(key, x);
-                  sum += term;
-                  size += std::abs(term);
-                }
-                ASSERT_NEAR(found, sum, size * epsilon * 8);
-              }
-              for (i64 x = 0; x < length; ++x) {
-                const std::size_t at = static_cast<std::size_t>(r * length + x);
-                double sum = before[at], size = std::abs(sum);
-                for (i64 key = 0; key < keys; ++key) {
-                  const double term = double{p[static_cast<std::size_t>(r * stride + key)]} * source.at(key, x);
-                  sum += term;
-                  size += std::abs(term);
-                }
-                ASSERT_NEAR(o[at], sum, size * epsilon * 16);
-              }
-            }
-          }
-}
-
-TYPED_TEST(DecodeKernelsTest, bits_do_not_depend_on_the_rows_and_keys_beside) {
-  using T = TypeParam;
-  constexpr i64 kKeys = 21, kRows = 9;
-  for (const auto* set : decoding_kernels<T>()) {
-    const i64 length = 5 * set->decode.lanes;
-    const ScatteredRows source(storage_types<T>().back(), kKeys, length);
-    const Scratch<T> q = gaussian_scratch<T>(kRows * length);
-    std::vector<T> all(kRows * kKeys);
-    set->decode.scores(q.get(), length, kRows, source.rows, all.data(), kKeys);
-    for (i64 r = 0; r < kRows; ++r)
-      for (i64 key = 0; key < kKeys; ++key) {
-        PlacedRows one = source.rows;
-        one.row += key;
-        one.count = 1;
-        T alone = 0;
-        set->decode.scores(q.get() + r * length, length, 1, one, &alone, 1);
-        ASSERT_EQ(alone, all[static_cast<std::size_t>(r * kKeys + key)]) << set->name << " " << r << " " << key;
-      }
-  }
-}
-
-}  // namespace
-}  // namespace narrows::cpu
 
 namespace narrows::test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-Blocks in_place(std::string set = {}, i64 split_keys = 0) {
+Blocks in_place(std::string set = {}, i64 split_keys = 0, i64 heads_together = 3) {
   return {.instruction_set = std::move(set),
           .query_block = 200,
           .key_block = 64,
           .split_keys = split_keys,
-          .reads_in_place = true};
+          .reads_in_place = true,
+          .heads_together = heads_together};
 }
 
 bool same_results(const Attention& a, const Attention& b) { return a.o.same_bits(b.o) && a.lse.same_bits(b.lse); }
@@ -177,6 +45,60 @@ TEST(CpuDecode, latent_attention_576_by_512) {
     run_forward(a, in_place());
     EXPECT_TRUE(forward_agrees(a.in(), a.out(), a.options));
   }
+}
+
+/// A copy of a (b, s, hk, d) array in pages in an order of their own.
+struct Pages {
+  Array pool, table;
+
+  Pages(const Array& whole, std::int64_t page, Array order) : table(std::move(order)) {
+    const Dims& shape = whole.shape();
+    const std::int64_t each = table.shape()[1];
+    pool = Array(whole.dtype(), {shape[0] * each, page, shape[2], shape[3]}).fill(kNaN);
+    whole.for_each([&](const Dims& at) {
+      const auto entry = static_cast<std::int64_t>(table[{at[0], at[1] / page}]);
+      pool.set({entry, at[1] % page, at[2], at[3]}, whole[at]);
+    });
+  }
+};
+
+Array heads_outside(const Array& whole) {
+  const Arrangement arrangement{.order = {0, 2, 1, 3}};
+  return Array(whole.dtype(), whole.shape(), arrangement).fill([&](const Dims& at) { return whole[at]; });
+}
+
+TEST(CpuDecode, heads_together_give_the_bits_of_each_alone_in_every_layout) {
+  constexpr std::int64_t kKeys = 141, kPage = 11, kPages = 13;
+  for (const std::int64_t hk : {1, 3, 8, 11})
+    for (const DType dtype : {DType::fp32, DType::bf16})
+      for (const i64 split : {0, 64}) {
+        Attention alone({2, 2, kKeys, 2 * hk, hk, 32, 16}, dtype, static_cast<std::uint64_t>(hk));
+        alone.options.causal = Causal::bottom_right;
+        const Array filled = int32_array({141, 90});
+        alone.options.cache_seqlens = filled;
+        run_forward(alone, in_place({}, split, 1));
+        EXPECT_TRUE(forward_agrees(alone.in(), alone.out(), alone.options)) << hk;
+        const Array order = Array(DType::int32, {2, kPages}).fill([](const Dims& at) {
+          return static_cast<double>((at[0] * kPages + at[1]) * 7 % (2 * kPages));
+        });
+        const Pages k(alone.k, kPage, order), v(alone.v, kPage, order);
+        for (const i64 together : {2, 5, 8})
+          for (const i64 at_once : {7, 50}) {
+            Blocks blocks = in_place({}, split, together);
+            Attention same = alone, apart = alone, paged = alone;
+            apart.k = heads_outside(alone.k);
+            apart.v = heads_outside(alone.v);
+            paged.k = k.pool;
+            paged.v = v.pool;
+            paged.options.block_table = order;
+            for (Attention* a : {&same, &apart, &paged}) {
+              a->o.poison();
+              a->lse.poison();
+              run_forward(*a, blocks);
+              EXPECT_TRUE(same_results(alone, *a)) << hk << " together " << together << " at once " << at_once;
+            }
+          }
+      }
 }
 
 /// The plan's own choice on both sides of its bound, and each path forced where the plan takes the other.
@@ -278,7 +200,8 @@ TEST(CpuDecode, hidden_keys_full_of_nan_change_nothing) {
         array->for_each([&](const Dims& at) {
           if (hidden(at[1])) array->set(at, at[1] % 2 ? kNaN : std::numeric_limits<double>::infinity());
         });
-      for (Attention* a : {&clean, &poisoned}) run_forward(*a, in_place());
+      run_forward(clean, in_place({}, 0, 1));
+      run_forward(poisoned, in_place({}, 0, 2));
       EXPECT_TRUE(forward_agrees(clean.in(), clean.out(), clean.options));
       EXPECT_TRUE(same_results(clean, poisoned)) << (masked ? "mask " : "bias ") << d;
     }
@@ -306,6 +229,24 @@ TEST(CpuDecode, a_nan_query_stays_in_its_row) {
     const bool hit = at[1] == 1 && at[2] == 4;
     EXPECT_TRUE(hit ? std::isnan(spoiled.o[at]) : spoiled.o[at] == clean.o[at]) << at[1] << " " << at[2];
   });
+}
+
+TEST(CpuDecode, bits_do_not_depend_on_threads_with_heads_together) {
+  Attention one({3, 1, 500, 16, 8, 64, 64}, DType::bf16);
+  Blocks blocks = in_place({}, 128, 1);
+  blocks.threads = 1;
+  run_forward(one, blocks);
+  EXPECT_TRUE(forward_agrees(one.in(), one.out(), one.options));
+  blocks.heads_at_once = 24;
+  for (blocks.threads = 1; blocks.threads <= 5; ++blocks.threads)
+    for (const i64 together : {1, 3, 8}) {
+      Attention more = one;
+      more.o.poison();
+      more.lse.poison();
+      blocks.heads_together = together;
+      run_forward(more, blocks);
+      EXPECT_TRUE(same_results(one, more)) << blocks.threads << " threads, " << together << " together";
+    }
 }
 
 TEST(CpuDecode, bits_do_not_depend_on_threads_or_on_other_rows) {

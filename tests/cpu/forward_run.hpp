@@ -21,6 +21,7 @@ struct Blocks {
   bool packs_ahead = true;
   i64 split_keys = 0;
   bool reads_in_place = false;
+  i64 heads_together = 1;
 };
 
 inline void run_forward(const Inputs& in, const Outputs& out, const Options& options, const Blocks& blocks = {}) {
@@ -35,6 +36,7 @@ inline void run_forward(const Inputs& in, const Outputs& out, const Options& opt
   plan.reads_in_place = blocks.reads_in_place && plan.operand == accumulator(call.problem.dtype);
   plan.packs_ahead = blocks.packs_ahead && !plan.reads_in_place;
   plan.split_keys = blocks.split_keys;
+  plan.heads_together = blocks.heads_together;
   plan.workspace = forward_scratch(call.problem, plan);
   cpu::run_forward(call.problem, plan, call.buffers);
 }

@@ -42,8 +42,9 @@ TEST(Plan, cpu_decisions) {
   EXPECT_EQ(plan.heads_at_once, 4);
   EXPECT_EQ(plan.text(),
             "family cpu\ninstruction set avx2\nthreads 1\nquery block 192\nkey block 256\nkv heads at once 4\n"
-            "keys read where they lie\nscratch kv heads 768 bytes\nscratch progress of heads 512 bytes\nscratch query "
-            "blocks 35712 bytes\n");
+            "keys read where they lie, kv heads together 2\nscratch kv heads 768 bytes\nscratch progress of heads 512 "
+            "bytes\nscratch query "
+            "blocks 36096 bytes\n");
 }
 
 TEST(Plan, names_what_it_does_not_take) {
@@ -139,9 +140,30 @@ TEST(Plan, up_to_32_rows_of_a_kv_head_read_its_keys_where_they_lie) {
   EXPECT_FALSE(plan(33, 1, {}).reads_in_place);
   EXPECT_FALSE(plan(9, 4, {}).reads_in_place);
   EXPECT_FALSE(plan(1, 4, {.batch_invariant = true}).reads_in_place);
-  EXPECT_THAT(plan(1, 4, {}).text(), testing::HasSubstr("keys read where they lie\n"));
+  EXPECT_THAT(plan(1, 4, {}).text(), testing::HasSubstr("keys read where they lie, kv heads together 2\n"));
   EXPECT_THAT(plan(1, 4, {.batch_invariant = true}).text(),
               testing::HasSubstr("batch_invariant: decoding takes the kernel of prefill\n"));
+}
+
+/// Rows of neighbours, as (b, s, hk, d) has them; up to 8 heads or 4 KiB of a key, and some tasks for each thread.
+TEST(Plan, kv_heads_that_are_neighbours_in_memory_are_read_together) {
+  const auto together = [](std::int64_t hk, std::int64_t keys, std::int64_t d, int threads,
+                           bool heads_outside = false) {
+    const Tensor q{nullptr, DType::fp32, {1, 1, hk, d}, {}, {}};
+    Tensor k{nullptr, DType::fp32, {1, keys, hk, d}, {}, {}};
+    if (heads_outside) k.strides = {hk * keys * d, d, keys * d, 1};
+    const Call made = make_explained({q, k, k}, {.threads = threads});
+    return choose(made.problem, work(made), two_cores()).plan.heads_together;
+  };
+  EXPECT_EQ(together(1, 32768, 64, 1), 1);
+  EXPECT_EQ(together(3, 32768, 64, 1), 3);
+  EXPECT_EQ(together(8, 32768, 64, 1), 8);
+  EXPECT_EQ(together(11, 32768, 64, 1), 8);
+  EXPECT_EQ(together(8, 32768, 256, 1), 4);
+  EXPECT_EQ(together(8, 32768, 64, 1, true), 1);
+  EXPECT_EQ(together(8, 32768, 64, 16), 8);  // 128 splits
+  EXPECT_EQ(together(8, 4096, 64, 16), 2);   // 16 splits
+  EXPECT_EQ(together(8, 256, 64, 16), 1);
 }
 
 TEST(Plan, prediction_takes_the_longer_of_arithmetic_and_memory) {
