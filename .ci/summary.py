@@ -7,7 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-REPORTS = ["ctest", "pytest", "sanitize", "tsan", "neon"]
+REPORTS = ["ctest", "pytest", "sanitize", "tsan", "neon", "neon-cases"]
 
 
 def outcome(case):

@@ -30,7 +30,7 @@ if(CMAKE_CROSSCOMPILING)
   endforeach()
   set(narrows_emulated_test_sources ${narrows_test_sources})
   list(FILTER narrows_emulated_test_sources INCLUDE REGEX
-    "/(cpu/(tile_kernels_[a-z0-9_]+|(decode|peak|forward_masks)_test)|api/(backward_)?cases_test|support/cases)\\.cpp$")
+    "/(cpu/(tile_kernels_(test|[a-z]*_?wide)|(decode_kernels|peak)_test)|api/(backward_)?cases_test|support/cases)\\.cpp$")
   add_executable(narrows_emulated_tests ${narrows_emulated_test_sources})
   narrows_test_program(narrows_emulated_tests)
   target_compile_definitions(narrows_emulated_tests PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
