@@ -43,9 +43,10 @@ class TileRegisters {
           odd += element(left_[Row], row, 2 * pair + 1) * element(right_[Column], pair, 2 * column + 1);
         }
         float value;
-        __builtin_memcpy(&value, out.bytes[row] + column * i64{sizeof value}, sizeof value);
+        Packed* const place = out.bytes[row] + column * i64{sizeof value};
+        __builtin_memcpy(&value, place, sizeof value);
         value += even + odd;
-        __builtin_memcpy(out.bytes[row] + column * sizeof value, &value, sizeof value);
+        __builtin_memcpy(place, &value, sizeof value);
       }
   }
 
