@@ -16,7 +16,6 @@ static_assert(kUnit == kColumns<float> && kUnit % kDepth == 0);
 typedef int Pair __attribute__((may_alias));
 typedef unsigned short Bfloat __attribute__((may_alias));
 typedef unsigned short BfloatVector __attribute__((vector_size(kVectorBytes), may_alias));
-typedef unsigned short LooseBfloats __attribute__((vector_size(kVectorBytes), may_alias, aligned(1)));
 
 inline i64 whole(i64 count, i64 unit) { return (count + unit - 1) / unit * unit; }
 
@@ -44,7 +43,11 @@ inline IntVector read_unit(const Rows& source, const std::byte* p, i64 count, fl
     convert(p, source.stride, source.dtype, count, values);
     return Isa::to_bfloats(at(values) * sign, at(values + kLanes<float>) * sign);
   }
-  if (count == kUnit && consecutive) return (IntVector) * reinterpret_cast<const LooseBfloats*>(p);
+  if (count == kUnit && consecutive) {
+    IntVector values;
+    __builtin_memcpy(&values, p, sizeof values);
+    return values;
+  }
   alignas(kVectorBytes) Bfloat values[kUnit] = {};
   if (consecutive)
     __builtin_memcpy(values, p, static_cast<std::size_t>(count) * sizeof(Bfloat));

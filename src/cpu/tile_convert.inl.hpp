@@ -25,7 +25,7 @@ inline i64 size_of(DType dtype) { return dtype == DType::fp64 ? 8 : dtype == DTy
 // Short rows, for which a call of memcpy costs more than the copy.
 template <class T> inline void copy(const T* source, i64 count, T* out) {
   i64 done = 0;
-  for (; done + kLanes<T> <= count; done += kLanes<T>) unaligned(out + done) = unaligned(source + done);
+  for (; done + kLanes<T> <= count; done += kLanes<T>) store_anywhere<T>(out + done, load_anywhere(source + done));
   for (; done < count; ++done) out[done] = loaded<T>(source + done);
 }
 
@@ -113,7 +113,7 @@ template <class T> void store(const T* row, T factor, i64 count, std::byte* out,
     T* const target = reinterpret_cast<T*>(out);
     i64 done = 0;
     for (; done + kLanes<T> <= count; done += kLanes<T>)
-      unaligned(target + done) = unaligned(row + done) * factor + T{0};
+      store_anywhere<T>(target + done, load_anywhere(row + done) * factor + T{0});
     for (; done < count; ++done) {
       const T value = row[done] * factor + T{0};
       __builtin_memcpy(target + done, &value, sizeof value);

@@ -37,11 +37,13 @@ template <class T> void logits(T* s, i64 columns, const ScoreRules<T>& given, T 
 }
 
 template <class T> void hide(T* s, i64 columns, const std::byte* allowed) {
-  typedef unsigned char Bytes __attribute__((vector_size(kLanes<T>), may_alias, aligned(1)));
+  typedef unsigned char Bytes __attribute__((vector_size(kLanes<T>)));
   i64 column = 0;
   for (; column + kLanes<T> <= columns; column += kLanes<T>) {
-    const Bits<T> wide = __builtin_convertvector(*reinterpret_cast<const Bytes*>(allowed + column), Bits<T>);
-    unaligned(s + column) = wide == 0 ? splat(-kInf<T>) : Vector<T>(unaligned(s + column));
+    Bytes bytes;
+    __builtin_memcpy(&bytes, allowed + column, sizeof bytes);
+    const Bits<T> wide = __builtin_convertvector(bytes, Bits<T>);
+    store_anywhere<T>(s + column, wide == 0 ? splat(-kInf<T>) : load_anywhere(s + column));
   }
   for (; column < columns; ++column)
     if (allowed[column] == std::byte{0}) s[column] = -kInf<T>;

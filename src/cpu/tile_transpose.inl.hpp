@@ -37,9 +37,9 @@ template <int Width, int First, class T> inline void transpose_block(const T* pi
   transpose_square<1>(block);
   if (count == kLanes<T>) {
 #pragma GCC unroll 16
-    for (int column = 0; column < kLanes<T>; ++column) unaligned(out + column * Width + First) = block[column];
+    for (int column = 0; column < kLanes<T>; ++column) store_anywhere<T>(out + column * Width + First, block[column]);
   } else {
-    for (i64 column = 0; column < count; ++column) unaligned(out + column * Width + First) = block[column];
+    for (i64 column = 0; column < count; ++column) store_anywhere<T>(out + column * Width + First, block[column]);
   }
   if constexpr (First > 0) transpose_block<Width, First - kLanes<T>>(piece, count, out);
 }

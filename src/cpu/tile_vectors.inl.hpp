@@ -17,14 +17,10 @@ typedef int IntVector __attribute__((vector_size(kVectorBytes), may_alias));
 typedef long long LongVector __attribute__((vector_size(kVectorBytes), may_alias));
 
 typedef unsigned long long WordVector __attribute__((vector_size(kVectorBytes)));
-// The same at any address.
-typedef float LooseFloats __attribute__((vector_size(kVectorBytes), may_alias, aligned(1)));
-typedef double LooseDoubles __attribute__((vector_size(kVectorBytes), may_alias, aligned(1)));
 
 template <class T> struct Traits;
 template <> struct Traits<float> {
   using Vector = FloatVector;
-  using Loose = LooseFloats;
   using Bits = IntVector;
   using Bit = int;
   static constexpr int kMantissa = 23, kBias = 127;
@@ -35,7 +31,6 @@ template <> struct Traits<float> {
 };
 template <> struct Traits<double> {
   using Vector = DoubleVector;
-  using Loose = LooseDoubles;
   using Bits = LongVector;
   using Bit = long long;
   static constexpr int kMantissa = 52, kBias = 1023;
@@ -54,12 +49,13 @@ template <class T> constexpr T kInf = static_cast<T>(__builtin_huge_valf());
 
 template <class T> inline Vector<T>& at(T* aligned) { return *reinterpret_cast<Vector<T>*>(aligned); }
 template <class T> inline const Vector<T>& at(const T* aligned) { return *reinterpret_cast<const Vector<T>*>(aligned); }
-template <class T> inline typename Traits<T>::Loose& unaligned(T* p) {
-  return *reinterpret_cast<typename Traits<T>::Loose*>(p);
+// At any address. Not through a vector type of alignment 1: clang forgets that attribute behind a template's alias.
+template <class T> inline Vector<T> load_anywhere(const T* p) {
+  Vector<T> values;
+  __builtin_memcpy(&values, p, sizeof values);
+  return values;
 }
-template <class T> inline const typename Traits<T>::Loose& unaligned(const T* p) {
-  return *reinterpret_cast<const typename Traits<T>::Loose*>(p);
-}
+template <class T> inline void store_anywhere(T* p, Vector<T> values) { __builtin_memcpy(p, &values, sizeof values); }
 template <class T> inline Vector<T> splat(T value) { return value - Vector<T>{}; }
 
 // x = whole + f, |f| <= 1/2, and 2^whole as the bits that it adds to a float's exponent. An Isa has both functions, from here

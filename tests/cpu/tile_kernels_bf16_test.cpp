@@ -197,8 +197,8 @@ TEST(TileKernelsBf16, accumulate_transposed_adds_columns_of_weights) {
         const Weights p(rows, wide);
         Scratch<float> room = poisoned(rows * p.ld / 2);
         const Packed* operand = set->transposed(p.memory.get(), p.ld, rows, wide, packed(room));
-        for (const auto& [first_row, count_rows] :
-             {std::pair{i64{0}, i64{64}}, {i64{32}, i64{32}}, {i64{0}, i64{32}}}) {
+        for (const auto& part : {std::pair{i64{0}, i64{64}}, {i64{32}, i64{32}}, {i64{0}, i64{32}}}) {
+          const i64 first_row = part.first, count_rows = part.second;
           const Scratch<float> before = random_scratch<float>(set->rows * width, 3),
                                whole = random_scratch<float>(set->rows * width, 3);
           const auto add = [&](int count, float* o) {
