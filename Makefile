@@ -89,7 +89,7 @@ tsan:
 	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"
 
 # A few tests: under qemu they take ten times as long as on the machine.
-# Every test of the kernels, and one row in six of the table of cases: emulation is slow.
+# Every test of the kernels, and one row in sixteen of the table of cases: emulation is slow.
 EMULATED = qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/narrows_emulated_tests --gtest_brief=1
 neon:
 	@scripts/install-dependencies neon
@@ -97,7 +97,7 @@ neon:
 	cmake --build --preset aarch64 --target narrows_emulated_tests -j $(JOBS)
 	@mkdir -p build/results
 	NARROWS_TEST_SMALL=1 $(EMULATED) --gtest_filter=-table/* --gtest_output="xml:build/results/neon.xml"
-	NARROWS_TEST_SMALL=1 GTEST_TOTAL_SHARDS=6 GTEST_SHARD_INDEX=0 $(EMULATED) --gtest_filter=table/* \
+	NARROWS_TEST_SMALL=1 GTEST_TOTAL_SHARDS=16 GTEST_SHARD_INDEX=0 $(EMULATED) --gtest_filter=table/* \
 	  --gtest_output="xml:build/results/neon-cases.xml"
 
 mutations:
