@@ -1,0 +1,16 @@
+// A kernel before it is compiled: pure values, so that two programs are the same exactly when these are.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace narrows {
+
+struct Program {
+  std::string_view source;    // file of src/kernels, "forward_sm80.cu"
+  std::string_view function;  // its extern "C" name
+  std::string config;         // text of config.cuh: the constants
+  bool exact_math = false;    // fp32 programs: no --use_fast_math
+};
+
+}  // namespace narrows
