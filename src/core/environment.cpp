@@ -36,9 +36,28 @@ int threads() {
   return count;
 }
 
+std::string cache() { return read("NARROWS_CACHE"); }
+std::string nvrtc() { return read("NARROWS_NVRTC"); }
+
+bool check() {
+  const std::string value = read("NARROWS_CHECK");
+  if (value.empty() || value == "0") return false;
+  if (value != "1") refuse_value("NARROWS_CHECK", value, "0 or 1", "1");
+  return true;
+}
+
+std::string default_cache() {
+  if (const std::string caches = read("XDG_CACHE_HOME"); caches.starts_with('/')) return caches + "/narrows";
+  if (const std::string home = read("HOME"); home.starts_with('/')) return home + "/.cache/narrows";
+  return "";
+}
+
 std::vector<Variable> variables() {
   return {{"NARROWS_FAMILY", read("NARROWS_FAMILY"), "force a family by name; cpu/NAME forces a CPU instruction set"},
-          {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"}};
+          {"NARROWS_THREADS", read("NARROWS_THREADS"), "CPU threads, 1 to 1024; default every core"},
+          {"NARROWS_CACHE", read("NARROWS_CACHE"), "folder of compiled GPU kernels, or off; default ~/.cache/narrows"},
+          {"NARROWS_NVRTC", read("NARROWS_NVRTC"), "CUDA's run-time compiler: the file or its folder"},
+          {"NARROWS_CHECK", read("NARROWS_CHECK"), "1: wait for each GPU call and report what it met"}};
 }
 
 }  // namespace narrows::environment
