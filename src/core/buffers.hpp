@@ -21,7 +21,7 @@ struct View {
   }
 };
 
-/// int32 values in host memory.
+/// int32 values in memory of the call's device.
 struct Indices {
   const std::int32_t* data = nullptr;
   i64 stride = 0;      // elements, between values
@@ -58,6 +58,8 @@ struct Buffers {
   Indices cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, shift;
   LateNumber seed, offset;
   std::byte* workspace = nullptr;  // the caller's; null = the backend allocates
+  std::int32_t* status = nullptr;  // of a GPU, 4 values; null = not wanted
+  void* stream = nullptr;          // of a GPU
 
   Indices cache_seqlens, cache_batch_idx, leftpad, rotary_base, block_table;
 };

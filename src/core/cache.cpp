@@ -16,7 +16,7 @@ i64 capacity(const Problem& problem, const Tensor& block_table) {
 
 void check_block_table(Call& call, const Options& options) {
   const Tensor& table = options.block_table;
-  check_memory("block_table", table, Device{}, true);
+  check_memory("block_table", table, call.problem.device, true);
   check_dtype("block_table", table, DType::int32, "must be int32");
   if (table.shape.rank() != 2)
     refuse_value("block_table", text("shape ", table.shape), "must have rank 2 (b, pages per sequence)");
@@ -25,9 +25,11 @@ void check_block_table(Call& call, const Options& options) {
 }
 
 /// A (batch) tensor of values in [0, most].
-Indices check_values(std::string_view argument, const Tensor& tensor, i64 batch, i64 most, std::string_view meaning) {
-  const Indices values = check_indices(argument, tensor, batch, "(b)");
-  for (i64 b = 0; b < batch; ++b)
+Indices check_values(std::string_view argument, const Tensor& tensor, const Problem& problem, i64 most,
+                     std::string_view meaning) {
+  const Indices values = check_indices(argument, tensor, problem.device, problem.batch, "(b)");
+  if (!are_read(problem.device)) return values;
+  for (i64 b = 0; b < problem.batch; ++b)
     if (values[b] < 0 || values[b] > most)
       refuse_value(text(argument, "[", b, "]"), values[b], text("must be in [0, ", most, "], ", meaning),
                    to_text(std::clamp<i64>(values[b], 0, std::max<i64>(most, 0))));
@@ -64,7 +66,7 @@ void check_new_keys(Call& call, const Options& options, bool needs_data) {
   check_shape("v_new", v, shape(problem.value_dim), varlen ? "(total, hk, dv)" : "(b, s_new, hk, dv)");
   if (varlen)
     call.buffers.cu_seqlens_k_new =
-        check_bounds("cu_seqlens_k_new", options.cu_seqlens_k_new, problem.batch, rows).values;
+        check_bounds("cu_seqlens_k_new", options.cu_seqlens_k_new, problem.device, problem.batch, rows).values;
   else
     problem.new_rows = rows;
   call.buffers.k_new = view_of(k, varlen ? kVarlen : kDense);
@@ -117,7 +119,7 @@ void check_rotary(Call& call, const Options& options, bool needs_data) {
                  text("has one column for each rotated pair: from 1 to d / 2 = ", problem.head_dim / 2),
                  to_text(problem.head_dim / 2));
   if (options.rotary_base.given())
-    call.buffers.rotary_base = check_indices("rotary_base", options.rotary_base, problem.batch, "(b)");
+    call.buffers.rotary_base = check_indices("rotary_base", options.rotary_base, device, problem.batch, "(b)");
   problem.rotary_pairs = pairs;
   problem.rotary_interleaved = options.rotary_interleaved;
   call.buffers.rotary_cos = view_of(cosine, Axes{0, 1, -1, -1});
@@ -158,18 +160,20 @@ void check_cache(Call& call, const Options& options, bool needs_data) {
   problem.capacity = slots;
   if (options.cache_batch_idx.given())
     buffers.cache_batch_idx =
-        check_values("cache_batch_idx", options.cache_batch_idx, problem.batch, rows - 1, "the cache's rows");
+        check_values("cache_batch_idx", options.cache_batch_idx, problem, rows - 1, "the cache's rows");
   else if (rows != problem.batch)
     refuse_value(paged ? "block_table" : "k", text(rows, " rows"),
                  text("must have one for each of the ", problem.batch, " sequences, or cache_batch_idx be given"),
                  to_text(problem.batch));
   if (options.cache_seqlens.given())
     buffers.cache_seqlens =
-        check_values("cache_seqlens", options.cache_seqlens, problem.batch, slots, "the cache's capacity");
+        check_values("cache_seqlens", options.cache_seqlens, problem, slots, "the cache's capacity");
   if (options.leftpad.given())
-    buffers.leftpad = check_values("leftpad", options.leftpad, problem.batch, slots, "the cache's capacity");
+    buffers.leftpad = check_values("leftpad", options.leftpad, problem, slots, "the cache's capacity");
   check_new_keys(call, options, needs_data);
   check_rotary(call, options, needs_data);
+  problem.max_keys = problem.batch == 0 ? 0 : slots;
+  if (problem.lengths_on_device) return;
   problem.max_keys = 0;
   for (i64 b = 0; b < problem.batch; ++b) {
     const Sequence sequence = narrows::sequence(problem, buffers, b);

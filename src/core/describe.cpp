@@ -39,9 +39,10 @@ std::string rules_text(const Problem& problem) {
 }  // namespace
 
 std::string Problem::text() const {
-  std::string line =
-      narrows::text(operation == Operation::forward ? "forward " : "backward ", dtype, " ", device, " b=", batch,
-                    " h=", heads, " hk=", kv_heads, " sq=", max_queries, " sk=", max_keys, " d=", head_dim);
+  const std::string_view equals = lengths_on_device ? "<=" : "=";
+  std::string line = narrows::text(operation == Operation::forward ? "forward " : "backward ", dtype, " ", device,
+                                   " b=", batch, " h=", heads, " hk=", kv_heads, " sq", equals, max_queries, " sk",
+                                   equals, max_keys, " d=", head_dim);
   if (value_dim != head_dim) line += narrows::text(" dv=", value_dim);
   if (query_form == QueryForm::varlen) line += " q=varlen";
   if (key_form != KeyForm::dense) line += narrows::text(" k=", name(key_form));

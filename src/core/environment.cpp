@@ -26,6 +26,12 @@ std::string instruction_set() {
   return slash == std::string::npos ? "" : value.substr(slash + 1);
 }
 
+bool check() {
+  const std::string value = read("NARROWS_CHECK");
+  if (!value.empty() && value != "0" && value != "1") refuse_value("NARROWS_CHECK", value, "must be 0 or 1", "1");
+  return value == "1";
+}
+
 int threads() {
   const std::string value = read("NARROWS_THREADS");
   if (value.empty()) return 0;

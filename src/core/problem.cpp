@@ -118,7 +118,15 @@ void check_state(Call& call, const Options& options, bool needs_data) {
     check_dtype("status", options.status, DType::int32, "must be int32");
     check_shape("status", options.status, Dims{4}, "(code, sequence, value, limit)");
     check_output_strides("status", options.status);
+    if (!are_read(call.problem.device)) {  // written as one
+      if (stride(options.status, 0) != 1)
+        refuse_value("status", text("strides ", options.status.strides), "must be 4 values without gaps", "(1,)");
+      call.buffers.status = static_cast<std::int32_t*>(options.status.data);
+    }
   }
+  if (options.stream && are_read(call.problem.device))
+    refuse_value("stream", "given", "a call on the CPU has none", "null");
+  call.buffers.stream = options.stream;
 }
 
 }  // namespace
@@ -132,6 +140,7 @@ Call check_call(const Inputs& in, const Options& options, bool needs_data) {
   Problem& problem = call.problem;
   problem.device = in.q.device;
   problem.dtype = in.q.dtype;
+  problem.lengths_on_device = !are_read(problem.device) && any_lengths(options);
   check_inputs(problem, in, options);
   check_lengths(call, options);
   check_numbers(call, options);

@@ -55,13 +55,17 @@ struct Problem {
   i64 batch = 0, heads = 0, kv_heads = 0;
   i64 head_dim = 0, value_dim = 0;
   i64 query_rows = 0, key_rows = 0;   // of the tensors: dense a sequence's, varlen the total, cache the capacity
-  i64 max_queries = 0, max_keys = 0;  // of the longest sequence, known on the host
+  i64 max_queries = 0, max_keys = 0;  // of the longest sequence; with lengths_on_device at most
   i64 key_batches = 0;                // of k and v: batch rows of a dense k or a cache, pages of a pool
   i64 page_size = 0, capacity = 0;    // slots of a page, of a sequence's cache
   i64 new_rows = 0;                   // of a dense k_new
   i64 rotary_pairs = 0;               // 0 = no rotary
   bool rotary_interleaved = false;
   bool appends = false;  // k_new, v_new are given
+  // A GPU's int32 tensors are given. The host reads none of them: a varlen sequence may have every row of its tensor, and the
+  // kernel checks each sequence.
+  bool lengths_on_device = false;
+  i64 score_rows = kMostRows, score_keys = kMostRows;  // query rows and keys that bias and mask reach to
 
   Rules rules;
   Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
@@ -91,7 +95,7 @@ Call make_explained(const Inputs& in, const Options& options);
 /// The same of a backward that wants every gradient which its options allow.
 Call make_explained_backward(const Inputs& in, const Options& options);
 
-/// Sequence number `index` of the batch. Reads the length tensors, which make_* has checked.
+/// Sequence number `index` of the batch. Reads the length tensors, which make_* has checked: not with lengths_on_device.
 Sequence sequence(const Problem& problem, const Buffers& buffers, i64 index);
 
 }  // namespace narrows

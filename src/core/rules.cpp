@@ -2,6 +2,7 @@
 
 #include "core/lengths.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -27,6 +28,28 @@ LateNumber check_number(std::string_view argument, const Number& number, std::ui
   return late;
 }
 
+/// What a bias or a mask has to broadcast to.
+Broadcast broadcast_of(const Problem& problem, const Options& options) {
+  const bool dense_q = problem.query_form == QueryForm::dense, dense_k = problem.key_form == KeyForm::dense;
+  if (dense_q && dense_k) return {problem.batch, problem.heads, problem.query_rows, problem.key_rows, false};
+  Broadcast full{problem.batch, problem.heads, problem.max_queries, problem.max_keys, true};
+  if (!problem.lengths_on_device) return full;
+  if (!dense_q || options.seqused_q.given()) full.queries = 0;
+  if (!dense_k || options.seqused_k.given()) full.keys = 0;
+  return full;
+}
+
+/// An axis of size 1 reaches everything.
+void limit_reach(Problem& problem, const Tensor& tensor) {
+  const std::size_t rank = tensor.shape.rank();
+  const auto limit = [&](i64& reach, std::size_t from_last) {
+    if (rank >= from_last && tensor.shape[rank - from_last] != 1)
+      reach = std::min<i64>(reach, tensor.shape[rank - from_last]);
+  };
+  limit(problem.score_rows, 2);
+  limit(problem.score_keys, 1);
+}
+
 }  // namespace
 
 void check_numbers(Call& call, const Options& options) {
@@ -48,7 +71,7 @@ void check_numbers(Call& call, const Options& options) {
     if (options.causal == Causal::top_left)
       refuse_value("shift", "given",
                    "causal = top_left sets the shift to 0; use bottom_right with a shift of your own");
-    call.buffers.shift = check_indices("shift", options.shift, problem.batch, "(b)");
+    call.buffers.shift = check_indices("shift", options.shift, problem.device, problem.batch, "(b)");
     rules.own_shift = true;
   }
   problem.batch_invariant = options.batch_invariant;
@@ -58,6 +81,8 @@ void check_numbers(Call& call, const Options& options) {
   if (options.threads < 0 || options.threads > 1024)
     refuse_value("threads", options.threads, "must be in [0, 1024] (0 = every core)",
                  options.threads < 0 ? "0" : "1024");
+  if (options.threads && problem.device.kind != DeviceKind::cpu)
+    refuse_value("threads", options.threads, text("are the CPU's, and the tensors are on ", problem.device), "0");
   problem.threads = options.threads;
 }
 
@@ -114,14 +139,13 @@ void check_score_tensors(Call& call, const Options& options, bool needs_data) {
     buffers.sinks = view_of(sinks, Axes{0, -1, -1, -1});
     problem.sinks = layout_of(sinks);
   }
-  const bool exact = problem.query_form == QueryForm::dense && problem.key_form == KeyForm::dense;
-  const Broadcast full{problem.batch, problem.heads, exact ? problem.query_rows : problem.max_queries,
-                       exact ? problem.key_rows : problem.max_keys, !exact};
+  const Broadcast full = broadcast_of(problem, options);
   if (options.bias.given()) {
     check_memory("bias", options.bias, device, needs_data);
     check_floating("bias", options.bias);
     check_broadcast("bias", options.bias, full);
     buffers.bias = broadcast_view(options.bias);
+    limit_reach(problem, options.bias);
     problem.bias = layout_of(options.bias);
   }
   if (options.mask.given()) {
@@ -129,6 +153,7 @@ void check_score_tensors(Call& call, const Options& options, bool needs_data) {
     check_dtype("mask", options.mask, DType::boolean, "must be boolean, true = may attend; additive masks are bias");
     check_broadcast("mask", options.mask, full);
     buffers.mask = broadcast_view(options.mask);
+    limit_reach(problem, options.mask);
     problem.mask = layout_of(options.mask);
   }
 }

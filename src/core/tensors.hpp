@@ -37,7 +37,7 @@ struct Other {
 };
 void check_apart(std::string_view argument, const Tensor& result, std::span<const Other> others);
 /// A boolean mask or a bias (b, h, sq, sk), broadcast from the right; `queries` and `keys` are sizes to equal, or with
-/// `at_least` (varlen and cache calls) the longest sequence's, to reach.
+/// `at_least` (varlen and cache calls) the longest sequence's, to reach: 0 where only the device knows it.
 struct Broadcast {
   i64 batch, heads, queries, keys;
   bool at_least;

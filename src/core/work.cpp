@@ -31,7 +31,24 @@ bool all_alike(const Call& call) {
          !buffers.seqused_k && !buffers.shift;
 }
 
+/// Of lengths that only the device knows: a row sees at most its window and its chunk of the keys that there may be.
+Rows count_at_most(const Problem& problem) {
+  const Mask& mask = problem.rules.mask;
+  i64 widest = std::min(problem.max_keys, saturating_add(saturating_add(mask.left, mask.right), 1));
+  if (mask.chunk) widest = std::min(widest, mask.chunk);
+  Rows rows;
+  rows.queries = problem.query_form == QueryForm::varlen ? problem.max_queries
+                                                         : saturating_multiply(problem.batch, problem.max_queries);
+  rows.keys =
+      problem.key_form == KeyForm::varlen ? problem.max_keys : saturating_multiply(problem.batch, problem.max_keys);
+  rows.pairs = saturating_multiply(rows.queries, widest);
+  rows.seen_keys = std::min(rows.keys, rows.pairs);
+  rows.rectangle = saturating_multiply(rows.queries, problem.max_keys);
+  return rows;
+}
+
 Rows count(const Call& call) {
+  if (call.problem.lengths_on_device) return count_at_most(call.problem);
   Rows rows;
   const i64 batch = call.problem.batch;
   const bool alike = all_alike(call);

@@ -16,7 +16,8 @@ struct Work {
   i64 three_kernel_memory = 0;  // beside inputs and results: S and P (backward: P, dP and dS)
 };
 
-/// Reads the length tensors, no element of the others. Counts that 63 bits cannot hold saturate.
+/// Reads the length tensors, no element of the others. Counts that 63 bits cannot hold saturate. Lengths on a device are not
+/// read: then it is at most this.
 Work work(const Call& call);
 
 }  // namespace narrows

@@ -66,7 +66,6 @@ constexpr i64 kBytesForThreads = 1'000'000;
 }  // namespace
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
-  if (problem.device.kind != DeviceKind::cpu) return text("the tensors are on ", problem.device);
   const DType accumulate = accumulator(problem.dtype);
   const Tiles* tiles = tiles_for(problem, machine.instruction_sets);
   if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);

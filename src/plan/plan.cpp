@@ -8,7 +8,7 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kFamilies{Family{"cpu", consider_cpu}};
+constexpr std::array kFamilies{Family{"cpu", DeviceKind::cpu, consider_cpu}};
 
 std::string joined(std::span<const std::string> parts) {
   std::string line;
@@ -61,6 +61,10 @@ Choice choose(const Problem& problem, const Work& work, const Machine& machine, 
   for (const Family& family : kFamilies) {
     if (!forced.empty() && family.name != forced) continue;
     known = true;
+    if (family.device != problem.device.kind) {
+      if (!forced.empty()) refused.push_back(text(family.name, ": the tensors are on ", problem.device));
+      continue;
+    }
     std::variant<Plan, Refusal> answer = family.consider(problem, work, machine);
     if (const Refusal* reason = std::get_if<Refusal>(&answer)) {
       refused.push_back(text(family.name, ": ", *reason));
@@ -69,6 +73,7 @@ Choice choose(const Problem& problem, const Work& work, const Machine& machine, 
     }
   }
   if (!known) refuse_value("family", forced, text("must be one of: ", names()));
+  if (!best && refused.empty()) refused.push_back(text("none of this build is for ", problem.device));
   if (!best)
     throw Error(ErrorCode::not_implemented, text("no family computes this (", problem.text(), "): ", joined(refused)));
   return {std::move(*best), std::move(refused)};

@@ -69,13 +69,14 @@ using Refusal = std::string;  // why a family does not take a problem, to stand 
 
 struct Family {
   std::string_view name;
+  DeviceKind device;  // of the tensors that it takes
   std::variant<Plan, Refusal> (*consider)(const Problem& problem, const Work& work, const Machine& machine);
 };
 
 /// In the order that breaks ties of predicted time.
 std::span<const Family> families();
 
-/// The accepting plan with the least predicted time and, beside it, what each other family said.
+/// The accepting plan with the least predicted time and, beside it, what each other family of the device said.
 /// forced: the one family to ask, empty = all. Throws Error (not_implemented) with every reason if none accepts.
 struct Choice {
   Plan plan;
