@@ -172,7 +172,8 @@ typedef struct narrows_options {
   int64_t origin_j;
   int64_t origin_H; /* query heads of the whole model; 0 = this call's h */
 
-  /* Lengths. Varlen: q (total_q, h, d) and k, v (total_k, hk, *) hold sequences end to end. */
+  /* Lengths. Varlen: q (total_q, h, d) and k, v (total_k, hk, *) hold sequences end to end. A GPU call's int32 tensors lie on
+   * its device and are read there alone: see narrows.hpp. */
   narrows_tensor cu_seqlens_q; /* (b + 1) int32: sequence s is rows [cu[s], cu[s + 1]) */
   narrows_tensor cu_seqlens_k;
   narrows_tensor seqused_q; /* (b) int32: rows used of each sequence */
@@ -195,11 +196,12 @@ typedef struct narrows_options {
   int32_t deterministic;
   int32_t batch_invariant;
   int32_t num_splits;       /* of the keys; 0 = the plan decides */
-  int32_t check;            /* synchronise and fail with what `status` would say */
+  int32_t check;            /* or NARROWS_CHECK=1: synchronise and fail with what `status` would say */
   int32_t threads;          /* CPU; 0 = NARROWS_THREADS, else every core */
   narrows_tensor workspace; /* uint8: scratch that the caller owns */
-  narrows_tensor status;    /* int32 (4) on the device: code, sequence, value, limit */
+  narrows_tensor status;    /* int32 (4) on the device: code (0 = every rule kept), sequence, value, limit */
   const char* family;       /* force a family by name; NULL or "": NARROWS_FAMILY, else the fastest that accepts */
+  void* stream; /* GPU: a CUstream (cudaStream_t) of the tensors' device; NULL = the legacy default stream */
 } narrows_options;
 
 /* What a call costs, counted exactly. The strings end in a zero byte and all lie in `memory`. */
@@ -284,6 +286,11 @@ static inline narrows_tensor narrows_view(void* data, narrows_dtype dtype, int32
 NARROWS_API narrows_status narrows_forward(const narrows_inputs* in, const narrows_outputs* out,
                                            const narrows_options* options);
 
+/* Does now what the first narrows_forward of this kind would do: on a GPU compiles and loads its kernel, so that it may be
+ * called while a stream is captured. On the CPU there is nothing to do beyond checking. Data may be NULL but for a CPU's int32
+ * tensors. */
+NARROWS_API narrows_status narrows_prepare(const narrows_inputs* in, const narrows_options* options);
+
 /* The gradients that `out` asks for, from what narrows_forward read and wrote: P is computed again from q, k and the LSE,
  * never stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the
  * others. Memory is linear in the sequence and bits do not depend on the number of threads. */
@@ -303,7 +310,7 @@ NARROWS_API narrows_status narrows_merge_backward(const narrows_outputs* parts, 
                                                   const narrows_merge_gradients* out, const narrows_tensor* sinks);
 
 /* *bytes = the scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths
- * and options matter: data may be NULL but for int32 tensors. */
+ * and options matter: data may be NULL but for a CPU's int32 tensors. */
 NARROWS_API narrows_status narrows_workspace_size(const narrows_inputs* in, const narrows_options* options,
                                                   int64_t* bytes);
 NARROWS_API narrows_status narrows_backward_workspace_size(const narrows_inputs* in, const narrows_options* options,

@@ -162,6 +162,8 @@ struct Options {
   Origin origin{};
 
   // Lengths. Varlen: q (total_q, h, d) and k, v (total_k, hk, *) hold sequences end to end.
+  // A GPU call's int32 tensors lie on its device and are read there when the kernel runs, never by the host: a sequence that
+  // breaks a rule gets O and LSE of NaN, and `status` says which.
   Tensor cu_seqlens_q{}, cu_seqlens_k{};  // (b + 1) int32: sequence s is rows [cu[s], cu[s + 1])
   Tensor seqused_q{}, seqused_k{};        // (b) int32: rows used of each sequence
 
@@ -182,9 +184,10 @@ struct Options {
   bool batch_invariant = false;
   int num_splits = 0;         // of the keys; 0 = the plan decides
   Tensor workspace{};         // uint8: scratch that the caller owns
-  Tensor status{};            // int32 (4) on the device: code, sequence, value, limit
-  bool check = false;         // synchronise and throw what `status` would say
+  Tensor status{};            // int32 (4) on the device: code (0 = every rule kept), sequence, value, limit
+  bool check = false;         // or NARROWS_CHECK=1: synchronise and throw what `status` would say
   int threads = 0;            // CPU; 0 = NARROWS_THREADS, else every core
+  void* stream = nullptr;     // GPU: a CUstream (cudaStream_t) of the tensors' device; null = the legacy default stream
   std::string_view family{};  // force a family by name; default NARROWS_FAMILY, else the fastest that accepts
 };
 
@@ -217,7 +220,14 @@ struct Gradients {  // each optional; written, not added to
 
 /// O = attention(q, k, v) and, if given, the LSE. Everything is checked before anything is written. A row that sees no key
 /// gets O = 0 and LSE = -inf (the sink with a sink). Safe to call from several threads at once. Throws Error.
+///
+/// On a GPU all tensors are on q's device. The work is put on options.stream and forward returns without waiting for it; the
+/// current device stays as it was.
 NARROWS_API void forward(const Inputs& in, const Outputs& out, const Options& options = {});
+
+/// Does now what the first forward of this kind would do: on a GPU compiles and loads its kernel, so that it may be called while
+/// a stream is captured. On the CPU there is nothing to do beyond checking. Data may be null but for a CPU's int32 tensors.
+NARROWS_API void prepare(const Inputs& in, const Options& options = {});
 
 /// The gradients that `out` asks for, from what forward read and wrote: P is computed again from q, k and the LSE, never
 /// stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the others.
@@ -239,11 +249,12 @@ NARROWS_API void merge_backward(std::span<const Outputs> parts, const Tensor& do
                                 const MergeGradients& out, const Tensor& sinks = {});
 
 /// Bytes of scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths and
-/// options matter: data may be null but for int32 tensors.
+/// options matter: data may be null but for a CPU's int32 tensors.
 NARROWS_API std::int64_t workspace_size(const Inputs& in, const Options& options = {});
 NARROWS_API std::int64_t backward_workspace_size(const Inputs& in, const Options& options = {});
 
-/// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read.
+/// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read. Lengths on a GPU are not
+/// read either: the counts are then those of the longest sequences that fit, at most.
 struct Explanation {
   std::string problem;               // the facts in one line
   std::string family;                // that would run it

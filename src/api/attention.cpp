@@ -32,21 +32,27 @@ void check_workspace(const Problem& problem, const Plan& plan) {
     refuse_value("workspace", text(problem.workspace_bytes, " bytes"), text("this call needs ", need), to_text(need));
 }
 
+Plan planned(const Call& call, const Options& options) {
+  Plan plan = choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan;
+  check_workspace(call.problem, plan);
+  return plan;
+}
+
 }  // namespace
 
 void forward(const Inputs& in, const Outputs& out, const Options& options) {
   const Call call = make_forward(in, out, options);
-  const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
-  check_workspace(call.problem, choice.plan);
-  cpu::run_forward(call.problem, choice.plan, call.buffers);
+  const Plan plan = planned(call, options);
+  cpu::run_forward(call.problem, plan, call.buffers);
   write_status(options.status);
 }
 
+void prepare(const Inputs& in, const Options& options) { planned(make_explained(in, options), options); }
+
 void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Call call = make_backward(in, out, options);
-  const Choice choice = choose(call.problem, work(call), cpu::machine(), forced_family(options));
-  check_workspace(call.problem, choice.plan);
-  cpu::run_backward(call.problem, choice.plan, call.buffers);
+  const Plan plan = planned(call, options);
+  cpu::run_backward(call.problem, plan, call.buffers);
   write_status(options.status);
 }
 

@@ -131,6 +131,7 @@ void read_method(Options& options, const narrows_options& given) {
   options.workspace = tensor_from("workspace", given.workspace);
   options.status = tensor_from("status", given.status);
   if (given.family) options.family = given.family;
+  options.stream = given.stream;
 }
 
 }  // namespace

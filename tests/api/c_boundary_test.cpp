@@ -167,6 +167,7 @@ TEST(CStructs, every_number_and_flag_arrives_under_its_own_name) {
   given.num_splits = 13;
   given.threads = 14;
   given.family = "cpu";
+  given.stream = &given;
   const Options read = options_from(&given);
   EXPECT_EQ(read.scale, 0.5);
   EXPECT_EQ(read.softcap, 2.5);
@@ -185,6 +186,7 @@ TEST(CStructs, every_number_and_flag_arrives_under_its_own_name) {
   EXPECT_EQ(read.num_splits, 13);
   EXPECT_EQ(read.threads, 14);
   EXPECT_EQ(read.family, "cpu");
+  EXPECT_EQ(read.stream, &given);
 }
 
 TEST(CStructs, each_flag_sets_its_option_alone) {
@@ -218,6 +220,7 @@ TEST(CStructs, defaults_are_those_of_cpp) {
     EXPECT_EQ(read.num_splits, defaults.num_splits);
     EXPECT_EQ(read.threads, defaults.threads);
     EXPECT_TRUE(read.family.empty());
+    EXPECT_EQ(read.stream, nullptr);
     EXPECT_FALSE(read.mask.given() || read.bias.given() || read.cu_seqlens_q.given() || read.workspace.given());
   }
 }
