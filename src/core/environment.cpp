@@ -45,13 +45,6 @@ int threads() {
 std::string cache() { return read("NARROWS_CACHE"); }
 std::string nvrtc() { return read("NARROWS_NVRTC"); }
 
-bool check() {
-  const std::string value = read("NARROWS_CHECK");
-  if (value.empty() || value == "0") return false;
-  if (value != "1") refuse_value("NARROWS_CHECK", value, "0 or 1", "1");
-  return true;
-}
-
 std::string default_cache() {
   if (const std::string caches = read("XDG_CACHE_HOME"); caches.starts_with('/')) return caches + "/narrows";
   if (const std::string home = read("HOME"); home.starts_with('/')) return home + "/.cache/narrows";

@@ -10,7 +10,6 @@ namespace narrows::environment {
 // NARROWS_FAMILY: force a family, or cpu/NAME an instruction set of the CPU's. Empty = the plan decides.
 std::string family();
 std::string instruction_set();
-bool check();   // NARROWS_CHECK: every call synchronises and throws what its status says
 int threads();  // NARROWS_THREADS: CPU threads; 0 = every core. Throws Error on anything but a whole number in [1, 1024]
 std::string cache();  // NARROWS_CACHE: folder of compiled kernels, or "off"; empty = the default folder
 std::string nvrtc();  // NARROWS_NVRTC: the CUDA run-time compiler, a file or its folder; empty = looked for
