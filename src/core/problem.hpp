@@ -69,6 +69,7 @@ struct Problem {
 
   Rules rules;
   Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
+  DType bias_dtype = DType::fp32;
   bool wants_lse = false, wants_dq = false, wants_dk = false, wants_dv = false;
   bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false;
   std::array<i64, 4> dbias_sizes{};  // (b, h, sq, sk), 1 where the bias is broadcast

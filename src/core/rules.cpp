@@ -147,6 +147,7 @@ void check_score_tensors(Call& call, const Options& options, bool needs_data) {
     buffers.bias = broadcast_view(options.bias);
     limit_reach(problem, options.bias);
     problem.bias = layout_of(options.bias);
+    problem.bias_dtype = options.bias.dtype;
   }
   if (options.mask.given()) {
     check_memory("mask", options.mask, device, needs_data);

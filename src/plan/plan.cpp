@@ -8,7 +8,8 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kFamilies{Family{"cpu", DeviceKind::cpu, consider_cpu}};
+constexpr std::array kFamilies{Family{"sm80", DeviceKind::cuda, consider_sm80},
+                               Family{"cpu", DeviceKind::cpu, consider_cpu}};
 
 std::string joined(std::span<const std::string> parts) {
   std::string line;
@@ -40,8 +41,15 @@ i64 Plan::lent_workspace_bytes() const {
 std::string Plan::text() const {
   std::string lines = narrows::text("family ", family, "\n");
   if (!instruction_set.empty()) lines += narrows::text("instruction set ", instruction_set, "\n");
-  lines += narrows::text("threads ", threads, "\nquery block ", query_block, "\nkey block ", key_block,
-                         "\nkv heads at once ", heads_at_once, "\n");
+  lines += warps ? gpu_text() : cpu_text();
+  for (const Region& region : workspace)
+    if (region.bytes) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");
+  return lines;
+}
+
+std::string Plan::cpu_text() const {
+  std::string lines = narrows::text("threads ", threads, "\nquery block ", query_block, "\nkey block ", key_block,
+                                    "\nkv heads at once ", heads_at_once, "\n");
   if (key_chunk) lines += narrows::text("key chunk ", key_chunk, "\npartial sums of dQ ", partials, "\n");
   if (reads_in_place)
     lines += narrows::text("keys read where they lie, kv heads together ", heads_together, "\n");
@@ -49,8 +57,16 @@ std::string Plan::text() const {
     lines += "keys packed by the task that reads them\n";
   if (keeps_kernel) lines += "batch_invariant: decoding takes the kernel of prefill\n";
   if (split_keys) lines += narrows::text("keys of a split ", split_keys, "\n");
-  for (const Region& region : workspace)
-    if (region.bytes) lines += narrows::text("scratch ", region.name, " ", region.bytes, " bytes\n");
+  return lines;
+}
+
+std::string Plan::gpu_text() const {
+  std::string lines =
+      narrows::text("query block ", query_block, "\nkey block ", key_block, "\nhead dims on chip ", head_width, ", ",
+                    value_width, "\nwarps ", warps, "\nthread blocks of a multiprocessor ", resident_blocks,
+                    "\nshared memory of a thread block ", shared_bytes, " bytes\n");
+  lines += copy_bytes ? narrows::text("copied ", copy_bytes, " bytes at a time\n") : "copied element by element\n";
+  if (section > 1) lines += narrows::text("heads together ", section, "\n");
   return lines;
 }
 

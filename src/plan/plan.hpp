@@ -56,6 +56,13 @@ struct Plan {
   i64 heads_together = 1;       // reading in place: kv heads of a sequence that a task attends to; changes no bit
   bool keeps_kernel = false;    // few query rows that are packed all the same, by batch_invariant
   i64 split_keys = 0;           // keys that a task attends to before results are merged, in whole tiles; 0 = all
+  // GPU:
+  i64 head_width = 0, value_width = 0;  // head dims as they lie on chip
+  int warps = 0;                        // of a thread block
+  int resident_blocks = 0;              // of a multiprocessor, that registers and shared memory must allow
+  int copy_bytes = 0;                   // that one copy to shared memory takes; 0: element by element
+  i64 shared_bytes = 0;                 // of a thread block
+  i64 section = 1;                      // heads worked on together
   Regions workspace;
   Prediction prediction;
 
@@ -63,6 +70,10 @@ struct Plan {
   /// What a caller must bring for a workspace that begins anywhere.
   i64 lent_workspace_bytes() const;
   std::string text() const;  // a decision a line
+
+ private:
+  std::string cpu_text() const;
+  std::string gpu_text() const;
 };
 
 using Refusal = std::string;  // why a family does not take a problem, to stand after "family: "
@@ -84,6 +95,7 @@ struct Choice {
 };
 Choice choose(const Problem& problem, const Work& work, const Machine& machine, std::string_view forced = {});
 
+std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine);
 
 }  // namespace narrows

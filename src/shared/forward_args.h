@@ -7,11 +7,15 @@
 
 namespace narrows {
 
+// The floating element types, as the library numbers them.
+enum class Element : unsigned char { fp16, bf16, fp32, fp64 };
+
 // (b, s, h, d), or (b, h, sq, sk) for a bias or a mask; an axis that is broadcast has stride 0, and so has the batch axis of a
 // varlen tensor.
 struct TensorArg {
   char* data = nullptr;
   i64 strides[4] = {};
+  Element element = Element::fp32;
 };
 
 // int32 values; a null one is not given.

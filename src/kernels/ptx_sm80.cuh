@@ -1,0 +1,130 @@
+// The instructions of sm_80 that the kernels use, one named function each. Shared addresses are 32-bit (state space .shared).
+#pragma once
+#include "shared/params.h"
+
+namespace narrows {
+
+constexpr int kWarp = 32;  // threads
+
+inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+
+// ---- asynchronous copies, global to shared
+// 4, 8 or 16 bytes; zeros where `valid` is false, and then nothing is read.
+template <int bytes> inline void copy_async(u32 to, const void* from, bool valid) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16);
+  if constexpr (bytes == 16)
+    asm volatile(
+        "{\n .reg .pred absent;\n setp.eq.u32 absent, %2, 0;\n"
+        " cp.async.cg.shared.global [%0], [%1], 16, absent;\n}" ::"r"(to),
+        "l"(from), "r"(static_cast<u32>(valid))
+        : "memory");
+  else
+    asm volatile(
+        "{\n .reg .pred absent;\n setp.eq.u32 absent, %2, 0;\n"
+        " cp.async.ca.shared.global [%0], [%1], %3, absent;\n}" ::"r"(to),
+        "l"(from), "r"(static_cast<u32>(valid)), "n"(bytes)
+        : "memory");
+}
+inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most n groups are in flight.
+template <int n> inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
+
+// ---- shared memory
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+inline void load_matrices(u32 row, u32 (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+inline void load_matrices_transposed(u32 row, u32 (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+inline u32 load_shared(u32 at) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+inline void store_shared(u32 at, u32 x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+inline void store_shared16(u32 at, unsigned short x) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
+}
+inline void load_shared128(u32 at, u32 (&x)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+inline unsigned short load_shared16(u32 at) {
+  unsigned short x;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+  return x;
+}
+
+// ---- matrix products: d (16x8, fp32) += a (16xk) b (kx8)
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+inline void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+inline void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- registers
+inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+inline float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
+inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
+inline float lane_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+// Of the four lanes that share a row. A NaN is no maximum.
+inline float quad_max(float x) {
+  x = fmaxf(x, lane_xor(x, 1));
+  return fmaxf(x, lane_xor(x, 2));
+}
+inline float quad_sum(float x) {
+  x += lane_xor(x, 1);
+  return x + lane_xor(x, 2);
+}
+inline u32 pack_bf16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+inline u32 pack_fp16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+inline float widen_fp16(unsigned short x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+
+}  // namespace narrows

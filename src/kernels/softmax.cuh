@@ -1,0 +1,101 @@
+// Online softmax of the rows of scores that a lane holds a quarter of. The numerics are score.h's; here they are laid out so
+// that the common case, fused units and rows that are near, costs no more than its exponentials.
+#pragma once
+#include "kernels/score_rules.cuh"
+
+namespace narrows {
+
+// References start to be looked at here, so that leaving `far` is seen like entering it.
+constexpr float kNearlyFar = kFar / 2;
+
+struct Softmax {
+  float maximum[kRows];  // of the row's scores so far
+  float sum[kRows];      // of this lane's weights, relative to the row's reference
+
+  Softmax() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) maximum[r] = kHidden, sum[r] = 0.f;
+  }
+};
+
+inline void raise_maximum(float (&maximum)[kRows], const Scores& s) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float most = s[r / 2][0][r % 2 * 2];
+#pragma unroll
+    for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) most = fmaxf(most, s[r / 2][j][r % 2 * 2 + e]);
+    maximum[r] = fmaxf(maximum[r], quad_max(most));
+  }
+}
+
+// Natural units and rows far out: s - base takes the place of s.
+inline void subtract_base(Scores& s, int r, float base) {
+#pragma unroll
+  for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) s[r / 2][j][r % 2 * 2 + e] -= base;
+}
+
+// Takes a tile's scores in and leaves their weights. factor: for what was accumulated before.
+inline void weigh(Softmax& softmax, Scores& s, float (&factor)[kRows], const Units<float>& units) {
+  float old[kRows], subtrahend[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) old[r] = softmax.maximum[r];
+  raise_maximum(softmax.maximum, s);
+  bool look_closer = kNatural;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float reference = ScalarMath::multiply(softmax.maximum[r], units.c);
+    subtrahend[r] = softmax.maximum[r] == kHidden ? 0.f : reference;
+    factor[r] = exp2_approx(ScalarMath::multiply(old[r], units.c) - subtrahend[r]);
+    look_closer |= !(fabsf(subtrahend[r]) <= kNearlyFar);
+  }
+  if (kNatural || __any_sync(~0u, look_closer)) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Reference<float> before = reference_of<ScalarMath>(units, old[r]);
+      const Reference<float> now = reference_of<ScalarMath>(units, softmax.maximum[r]);
+      factor[r] = exp2_approx(rescale_exponent<ScalarMath>(units, before, now));
+      subtrahend[r] = now.subtrahend;
+      subtract_base(s, r, now.base);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float part[2] = {0.f, 0.f};
+#pragma unroll
+    for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[r / 2][j][r % 2 * 2 + e];
+        x = exp2_approx(__fmaf_rn(x, units.c, -subtrahend[r]));
+        part[e] += x;
+      }
+    softmax.sum[r] = softmax.sum[r] * factor[r] + (part[0] + part[1]);
+  }
+}
+
+// Of a whole row: its LSE, and what its accumulated weights @ V is multiplied by.
+struct RowResult {
+  float lse, factor;
+};
+
+// A sink is one more weight. Relative to the row's reference, like the others: an fp32 LSE of 10^4 has lost 10^-3 of it.
+inline RowResult row_result(const Units<float>& units, float maximum, float sum, const TensorArg& sinks, i32 head) {
+  const Reference<float> found = reference_of<ScalarMath>(units, maximum);
+  const float lse = log_sum_exp<ScalarMath>(units, found, sum), factor = normalizer(sum);
+  if (sinks.data == nullptr) return {lse, factor};
+  const float sink = load_element(sinks.data + head * sinks.strides[0], sinks.element);
+  if (sink == kHidden) return {lse, factor};
+  if (sum == 0.f) return {sink, 0.f};
+  const float log2e = static_cast<float>(kLog2e), rest = static_cast<float>(kLog2e - static_cast<double>(log2e));
+  const float above = sink - ScalarMath::multiply(units.scale, found.base);
+  const float exponent = __fmaf_rn(above, log2e, -found.subtrahend) + above * rest, own = log2_approx(sum);
+  const float most = fmaxf(exponent, own), share = exp2_approx(own - most), both = share + exp2_approx(exponent - most);
+  const float merged = log_sum_exp<ScalarMath>(units, {found.maximum, found.base, found.subtrahend + most}, both);
+  return {merged, factor * share / both};
+}
+
+}  // namespace narrows
