@@ -18,51 +18,99 @@ inline GlobalRows rows_of(const TensorArg& tensor, i64 batch, i64 row, i64 head,
 }
 
 // How the threads share a tile: some take up to 128 bytes of a row, a piece each, and go on below it, so that a thread's
-// addresses are sums of its first one and constants. A piece is what one asynchronous copy takes, or two 16-bit elements, for
-// which there is none.
+// addresses are sums of its first one and constants. A piece is what one asynchronous copy takes.
 template <SmemTile tile> struct Pieces {
-  static constexpr int bytes = kCopyBytes != 0 ? kCopyBytes : 4;
+  static constexpr int bytes = kCopyBytes >= 4 ? kCopyBytes : 4;
   static constexpr int width = min_of(tile.chunk_bytes(), kThreads / 8 * bytes);
   static constexpr int step = kThreads / (width / bytes);  // rows
   static_assert(step % 8 == 0, "rows of a thread have the same swizzle");
 
-  static int row() { return static_cast<int>(threadIdx.x) / (width / bytes); }
-  static int byte() { return static_cast<int>(threadIdx.x) % (width / bytes) * bytes; }
-  static i64 column(const GlobalRows& from, int byte) {
-    return kCopyBytes != 0 ? byte : byte / kElementBytes * from.column_stride;
-  }
-  // The same rows, from the thread's first piece on.
-  static GlobalRows own(GlobalRows from) {
-    from.first += row() * from.row_stride + column(from, byte());
-    return from;
+  static u32 row() { return thread_index() / (width / bytes); }
+  static u32 byte() { return thread_index() % (width / bytes) * bytes; }
+  static i64 column(const GlobalRows& from, u32 byte) {
+    return kCopyBytes != 0 ? i64{byte} : i64{byte / kElementBytes} * from.column_stride;
   }
 };
 
-inline u32 load_pair(const char* at, i64 column_stride, bool first, bool second) {
-  const u32 low = first ? *reinterpret_cast<const unsigned short*>(at) : 0u;
-  const u32 high = second ? *reinterpret_cast<const unsigned short*>(at + column_stride) : 0u;
-  return low | high << 16;
-}
-
-// own: Pieces::own of the tile's rows. Columns that do not exist and rows outside [begin, end) become 0.
-template <SmemTile tile> inline void copy_tile(u32 to, const GlobalRows& own, i32 begin, i32 end) {
+// Rows `first` and further. Columns that do not exist and rows outside [begin, end) become 0.
+template <SmemTile tile> inline void copy_pieces(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
   using Piece = Pieces<tile>;
-  const int row = Piece::row(), byte = Piece::byte(), bytes = own.columns * kElementBytes - byte;
+  const int row = static_cast<int>(Piece::row()), byte = static_cast<int>(Piece::byte());
+  const int bytes = from.columns * kElementBytes - byte;
   const UnitAddress<tile> unit(to + static_cast<u32>(byte % kUnitBytes), row, byte / kUnitBytes);
-  const char* source = own.first;
+  const char* source = from.first + i64{first + Piece::row()} * from.row_stride + Piece::column(from, Piece::byte());
 #pragma unroll
-  for (int below = 0; below < tile.rows; below += Piece::step, source += Piece::step * own.row_stride) {
+  for (int below = 0; below < tile.rows; below += Piece::step, source += Piece::step * from.row_stride) {
     if (tile.rows % Piece::step != 0 && row + below >= tile.rows) break;
     const bool inside = static_cast<u32>(row + below - begin) < static_cast<u32>(end - begin);
 #pragma unroll
-    for (int at = 0; at < tile.row_bytes; at += Piece::width) {
-      const char* const from = source + Piece::column(own, at);
-      const u32 address = unit.at(at / kUnitBytes, below);
-      if constexpr (kCopyBytes == 0 && kElementBytes == 2)
-        store_shared(address, load_pair(from, own.column_stride, inside && at < bytes, inside && at + 2 < bytes));
-      else
-        copy_async<Piece::bytes>(address, from, inside && at < bytes);
+    for (int at = 0; at < tile.row_bytes; at += Piece::width)
+      copy_async<Piece::bytes>(unit.at(at / kUnitBytes, below), source + Piece::column(from, static_cast<u32>(at)),
+                               inside && at < bytes);
+  }
+}
+
+// 16-bit elements that lie anywhere: no asynchronous copy is that small. Some loads of a thread are in flight at once.
+template <SmemTile tile> inline void gather_pairs(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
+  constexpr int pairs = tile.row_bytes / 4, total = tile.rows * pairs, batch = 8;
+  for (int start = static_cast<int>(threadIdx.x); start < total; start += batch * kThreads) {
+    u32 pair[batch];
+#pragma unroll
+    for (int n = 0; n < batch; ++n) {
+      const int index = start + n * kThreads, row = index / pairs, column = index % pairs * 2;
+      const char* const at = from.first + (first + row) * from.row_stride + column * from.column_stride;
+      const bool inside = begin <= row && row < end;
+      const u32 low = inside && column < from.columns ? *reinterpret_cast<const unsigned short*>(at) : 0u;
+      const u32 high =
+          inside && column + 1 < from.columns ? *reinterpret_cast<const unsigned short*>(at + from.column_stride) : 0u;
+      pair[n] = low | high << 16;
     }
+#pragma unroll
+    for (int n = 0; n < batch; ++n) {
+      const int index = start + n * kThreads, row = index / pairs, byte = index % pairs * 4;
+      if (index < total)
+        store_shared(to + tile.offset(row, byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes), pair[n]);
+    }
+  }
+}
+
+template <SmemTile tile> inline void copy_tile(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
+  if constexpr (kCopyBytes < 4 && kElementBytes == 2)
+    gather_pairs<tile>(to, from, first, begin, end);
+  else
+    copy_pieces<tile>(to, from, first, begin, end);
+}
+
+// Rows of 16-bit elements that begin anywhere (kCopyBytes 2) come in two steps: the units of 16 bytes that they touch, as they
+// are, and from there to the tile, shifted. Neither bytes before a row nor behind it reach the tile.
+constexpr int raw_row_bytes(SmemTile tile) { return tile.row_bytes + kUnitBytes; }
+
+template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
+  constexpr int units = raw_row_bytes(tile) / kUnitBytes, total = tile.rows * units;
+  for (int index = static_cast<int>(threadIdx.x); index < total; index += kThreads) {
+    const int row = index / units, unit = index % units;
+    const char* const start = from.first + (first + row) * from.row_stride;
+    const char* const end_of_row = start + from.columns * kElementBytes;
+    const char* const at = start - reinterpret_cast<u64>(start) % kUnitBytes + unit * kUnitBytes;
+    const i64 valid = begin <= row && row < end ? clamp_to<i64>(end_of_row - at, 0, kUnitBytes) : 0;
+    copy_async_part(to + static_cast<u32>(index * kUnitBytes), at, static_cast<u32>(valid));
+  }
+}
+
+template <SmemTile tile> inline void shift_rows(u32 to, u32 raw, const GlobalRows& from, u32 first) {
+  constexpr int units = tile.row_bytes / kUnitBytes, total = tile.rows * units;
+#pragma unroll 2
+  for (int index = static_cast<int>(threadIdx.x); index < total; index += kThreads) {
+    const int row = index / units, unit = index % units;
+    const u32 shift =
+        static_cast<u32>(reinterpret_cast<u64>(from.first + (first + row) * from.row_stride)) % kUnitBytes;
+    const u32 at = raw + static_cast<u32>(row * raw_row_bytes(tile) + unit * kUnitBytes) + shift / 4 * 4;
+    u32 words[5], shifted[4];
+#pragma unroll
+    for (int w = 0; w < 5; ++w) words[w] = load_shared(at + static_cast<u32>(4 * w));
+#pragma unroll
+    for (int w = 0; w < 4; ++w) shifted[w] = __funnelshift_r(words[w], words[w + 1], shift % 4 * 8);
+    store_shared128(to + tile.offset(row, unit), shifted);
   }
 }
 

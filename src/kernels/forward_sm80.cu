@@ -9,45 +9,73 @@
 namespace narrows {
 
 constexpr int kStageBytes = kKeyTile.bytes() + kValueTile.bytes();
+constexpr bool kShifted = kCopyBytes == 2;  // one stage, and raw rows in the place of the other
 constexpr SmemTile kOutputTile{kBlockQueries, kValueBytes};
+
+// In shared memory, because the loop over tiles needs every register.
+struct Facts {
+  QueryBlock block;
+  GlobalRows k, v;           // of the sequence and kv head, from key 0 on
+  Keys rows[kBlockQueries];  // what each row sees
+  Sight sights[kWarps];      // what each warp's rows see
+  Keys hull;                 // of what all of them see
+};
 
 struct Call {
   const ForwardArgs& args;
-  const QueryBlock& block;  // in shared memory: the loop over tiles needs few of its facts and every register
-  u32 shared;               // address of the tiles
-  const Keys* rows;         // what each row sees
-  const Sight* sights;      // what each warp's rows see
+  Facts& facts;
+  u32 tiles;  // their shared address
 
-  u32 stage(i32 tile) const { return shared + static_cast<u32>(kQueryTile.bytes() + tile % 2 * kStageBytes); }
+  u32 stage(i32 tile) const {
+    return tiles + static_cast<u32>(kQueryTile.bytes() + (kShifted ? 0 : tile % 2 * kStageBytes));
+  }
+  u32 raw_keys() const { return tiles + static_cast<u32>(kQueryTile.bytes() + kStageBytes); }
+  u32 raw_values() const { return raw_keys() + static_cast<u32>(kBlockKeys * raw_row_bytes(kKeyTile)); }
 };
 
-inline void load_queries(const Call& call) {
-  const QueryBlock& block = call.block;
+inline void load_queries(const Call& call, const QueryBlock& block) {
   const GlobalRows q =
       rows_of(call.args.q, block.sequence, block.first_query + block.first_row, block.head, call.args.head_dim);
-  copy_tile<kQueryTile>(call.shared, Pieces<kQueryTile>::own(q), 0, block.queries - block.first_row);
+  copy_tile<kQueryTile>(call.tiles, q, 0, 0, block.queries - block.first_row);
 }
 
-// The rows of K and V that are next to come.
-struct KeySource {
-  GlobalRows k, v;
+// Leaves the facts where every thread finds them.
+inline void gather_facts(const Call& call, const QueryBlock& block) {
+  const ForwardArgs& args = call.args;
+  Facts& facts = call.facts;
+  look(args, block, facts.rows, facts.sights);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const i32 kv_head = block.head / args.group;
+    facts.block = block;
+    facts.k = rows_of(args.k, block.sequence, block.first_key, kv_head, args.head_dim);
+    facts.v = rows_of(args.v, block.sequence, block.first_key, kv_head, args.value_dim);
+    facts.hull = block_hull(facts.sights);
+  }
+  __syncthreads();
+}
 
-  KeySource(const Call& call, i32 first) {
-    const ForwardArgs& args = call.args;
-    const QueryBlock& block = call.block;
-    const i32 kv_head = block.head / args.group, row = block.first_key + first;
-    k = Pieces<kKeyTile>::own(rows_of(args.k, block.sequence, row, kv_head, args.head_dim));
-    v = Pieces<kValueTile>::own(rows_of(args.v, block.sequence, row, kv_head, args.value_dim));
+// Keys outside the hull are not read: no row of this block sees them, and perhaps no row at all.
+inline void load_keys(const Call& call, i32 tile) {
+  const i32 first = tile * kBlockKeys, begin = call.facts.hull.begin - first, end = call.facts.hull.end - first;
+  const GlobalRows &k = call.facts.k, &v = call.facts.v;
+  if constexpr (kShifted) {
+    copy_raw<kKeyTile>(call.raw_keys(), k, static_cast<u32>(first), begin, end);
+    copy_raw<kValueTile>(call.raw_values(), v, static_cast<u32>(first), begin, end);
+  } else {
+    copy_tile<kKeyTile>(call.stage(tile), k, static_cast<u32>(first), begin, end);
+    copy_tile<kValueTile>(call.stage(tile) + kKeyTile.bytes(), v, static_cast<u32>(first), begin, end);
   }
-  // Keys outside the hull are not read: no row of this block sees them, and perhaps no row at all.
-  void load(u32 stage, i32 first, Keys hull) {
-    copy_tile<kKeyTile>(stage, k, hull.begin - first, hull.end - first);
-    copy_tile<kValueTile>(stage + kKeyTile.bytes(), v, hull.begin - first, hull.end - first);
-    commit_copies();
-    k.first += kBlockKeys * k.row_stride;
-    v.first += kBlockKeys * v.row_stride;
-  }
-};
+  commit_copies();
+}
+
+// From the raw rows to the tiles.
+inline void shift_keys(const Call& call, i32 tile) {
+  const u32 first = static_cast<u32>(tile * kBlockKeys);
+  shift_rows<kKeyTile>(call.stage(tile), call.raw_keys(), call.facts.k, first);
+  shift_rows<kValueTile>(call.stage(tile) + kKeyTile.bytes(), call.raw_values(), call.facts.v, first);
+  __syncthreads();  // the tiles are whole, and the raw rows free
+}
 
 inline void scale_rows(Outputs& o, const float (&factor)[kRows]) {
 #pragma unroll
@@ -58,40 +86,52 @@ inline void scale_rows(Outputs& o, const float (&factor)[kRows]) {
       for (int i = 0; i < 4; ++i) o[t][n][i] *= factor[2 * t + i / 2];
 }
 
-// A warp's rows against one tile. common: the keys that each row sees.
-inline void step(const Call& call, i32 tile, const Keys& common, const HeadRules& rules, const DropoutRule& dropout,
-                 Softmax& softmax, Outputs& o) {
+// Whether a maximum of the warp has moved. Asking pays where the accumulators are many.
+inline bool rescales(const float (&factor)[kRows]) {
+  bool moved = false;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) moved |= factor[r] != 1.f;
+  return __any_sync(~0u, moved);
+}
+
+// A warp's rows against one tile.
+inline void step(const Call& call, i32 tile, const HeadRules& rules, const DropoutRule& dropout, Softmax& softmax,
+                 Outputs& o) {
+  const QueryBlock& block = call.facts.block;
+  const Keys& common = call.facts.sights[threadIdx.x / kWarp].common;
   const i32 first = tile * kBlockKeys;
   Scores s;
-  multiply_keys(s, call.shared, LanePlace().first_row, call.stage(tile));
-  if constexpr (kNatural) make_logits(s, call.args, call.block, rules, first);
-  if (first < common.begin || common.end < first + kBlockKeys) hide_unseen(s, call.rows, first);
-  if constexpr (kMask) hide_masked(s, call.args, call.block, rules, first);
-  float factor[kRows];
-  weigh(softmax, s, factor, call.args.units);
-  scale_rows(o, factor);
-  if constexpr (kDropout) drop(s, dropout, call.block, first);
+  multiply_keys(s, call.tiles, LanePlace().first_row, call.stage(tile));
+  if constexpr (kNatural) make_logits(s, call.args, block, rules, first);
+  if (first < common.begin || common.end < first + kBlockKeys) hide_unseen(s, call.facts.rows, first);
+  if constexpr (kMask) hide_masked(s, call.args, block, rules, first);
+  float factor[kRows], subtrahend[kRows];
+  raise_reference(softmax, s, factor, subtrahend, call.args.units);
+  if (!kSkipsRescale || rescales(factor)) scale_rows(o, factor);
+  weigh(softmax, s, subtrahend, call.args.units);
+  if constexpr (kDropout) drop(s, dropout, block, first);
   multiply_values(o, s, call.stage(tile) + kKeyTile.bytes());
 }
 
-inline void attend(const Call& call, Keys hull, Softmax& softmax, Outputs& o) {
-  const Sight& sight = call.sights[threadIdx.x / kWarp];
-  const HeadRules rules(call.args, call.block);
+inline void attend(const Call& call, Softmax& softmax, Outputs& o) {
+  const Facts& facts = call.facts;
+  const HeadRules rules(call.args, facts.block);
   const DropoutRule dropout = kDropout ? dropout_rule(call.args) : DropoutRule{};
-  const i32 first = hull.begin / kBlockKeys, last = ceil_div(hull.end, kBlockKeys);
-  KeySource source(call, first * kBlockKeys);
-  source.load(call.stage(first), first * kBlockKeys, hull);
-  for (i32 tile = first; tile < last; ++tile) {
+  const Keys& seen = facts.sights[threadIdx.x / kWarp].hull;
+  i32 tile = facts.hull.begin / kBlockKeys;
+  load_keys(call, tile);
+  for (; tile * kBlockKeys < facts.hull.end; ++tile) {
     wait_copies<0>();
     __syncthreads();  // the tile has come for all, and all have left the one before
-    if (tile + 1 < last) source.load(call.stage(tile + 1), (tile + 1) * kBlockKeys, hull);
-    const bool sees = tile * kBlockKeys < sight.hull.end && sight.hull.begin < (tile + 1) * kBlockKeys;
-    if (sees) step(call, tile, sight.common, rules, dropout, softmax, o);
+    if constexpr (kShifted) shift_keys(call, tile);
+    if ((tile + 1) * kBlockKeys < facts.hull.end) load_keys(call, tile + 1);
+    if (tile * kBlockKeys < seen.end && seen.begin < (tile + 1) * kBlockKeys)
+      step(call, tile, rules, dropout, softmax, o);
   }
 }
 
 inline void store_lse(const Call& call, int r, float lse) {
-  const QueryBlock& block = call.block;
+  const QueryBlock& block = call.facts.block;
   const TensorArg& to = call.args.lse;
   const LanePlace place;
   if (to.data == nullptr || place.lane % 4 != 0 || place.row(r) >= block.rows) return;
@@ -108,7 +148,7 @@ inline void stage_output(const Call& call, int r, const Outputs& o, float factor
     const float x = o[r / 2][n][r % 2 * 2] * factor, y = o[r / 2][n][r % 2 * 2 + 1] * factor;
     const int byte = place.column(n, 0) * kElementBytes;
     const u32 to =
-        call.shared + kOutputTile.offset(place.row(r), byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes);
+        call.tiles + kOutputTile.offset(place.row(r), byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes);
     if constexpr (kElement == Element::fp32) {
       store_shared(to, as_bits(x));
       store_shared(to + 4, as_bits(y));
@@ -120,7 +160,7 @@ inline void stage_output(const Call& call, int r, const Outputs& o, float factor
 
 inline void store_results(const Call& call, const Softmax& softmax, const Outputs& o) {
   const ForwardArgs& args = call.args;
-  const QueryBlock& block = call.block;
+  const QueryBlock& block = call.facts.block;
   const LanePlace place;
   const float nan = as_float(0x7fffffffu);
 #pragma unroll
@@ -135,7 +175,7 @@ inline void store_results(const Call& call, const Softmax& softmax, const Output
   __syncwarp();
   const GlobalRows to = rows_of(args.o, block.sequence, block.first_query + block.first_row + place.first_row,
                                 block.head, args.value_dim);
-  store_rows<kOutputTile>(call.shared, place.first_row, min_of(block.rows - place.first_row, kWarpRows), to);
+  store_rows<kOutputTile>(call.tiles, place.first_row, min_of(block.rows - place.first_row, kWarpRows), to);
 }
 
 }  // namespace narrows
@@ -144,20 +184,15 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
     forward_sm80(const __grid_constant__ narrows::ForwardArgs args) {
   using namespace narrows;
   extern __shared__ __align__(128) char tiles[];
-  __shared__ Keys rows[kBlockQueries];
-  __shared__ Sight sights[kWarps];
-  __shared__ QueryBlock block;
-  const QueryBlock found = find_block(args, blockIdx.x);
-  if (found.rows == 0) return;
-  if (threadIdx.x == 0) block = found;
-  const Call call{args, block, shared_address(tiles), rows, sights};
-  look(args, found, rows, sights);
-  __syncthreads();
-  load_queries(call);
-  const Keys hull = block_hull(sights);
+  __shared__ Facts facts;
+  const QueryBlock block = find_block(args, blockIdx.x);
+  if (block.rows == 0) return;
+  const Call call{args, facts, shared_address(tiles)};
+  load_queries(call, block);
+  gather_facts(call, block);
   Softmax softmax;
   Outputs o = {};
-  if (hull.begin < hull.end && !block.broken) attend(call, hull, softmax, o);
+  if (facts.hull.begin < facts.hull.end && !facts.block.broken) attend(call, softmax, o);
   wait_copies<0>();  // also of queries that saw no key
   __syncthreads();   // all have left the tiles
   store_results(call, softmax, o);

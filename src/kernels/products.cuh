@@ -46,7 +46,7 @@ inline void mma32(float (&d)[4], const Halves<4>& a, const Halves<2>& b) {
   mma_tf32(sum, a.high, b.low[0], b.low[1]);
   mma_tf32(sum, a.high, b.high[0], b.high[1]);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) d[i] += sum[i];
+  for (int i = 0; i < 4; ++i) d[i] = __fadd_rn(d[i], sum[i]);
 }
 
 // One step of 32 bytes along the head dim: both operands' rows hold it in two units.
@@ -64,7 +64,7 @@ inline void score_step(Scores& s, const u32 (&q)[kRowTiles][4], const u32 (&k)[4
 
 // s = q k^T for the warp's rows, which begin at `row` of the query tile.
 inline void multiply_keys(Scores& s, u32 queries, int row, u32 keys) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
   const UnitAddress<kQueryTile> q(queries, row + lane % 16, lane / 16);
   const UnitAddress<kKeyTile> k(keys, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -73,7 +73,7 @@ inline void multiply_keys(Scores& s, u32 queries, int row, u32 keys) {
     for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[t][j][i] = 0.f;
-#pragma unroll kElement == Element::fp32 ? 4 : kHeadBytes
+#pragma unroll kElement == Element::fp32 ? 2 : kHeadBytes
   for (int unit = 0; unit < kHeadBytes / kUnitBytes; unit += 2) {
     u32 a[kRowTiles][4];
 #pragma unroll
@@ -89,7 +89,7 @@ inline void multiply_keys(Scores& s, u32 queries, int row, u32 keys) {
 
 // o += p v, 16-bit: two tiles of p are one operand, as they lie.
 inline void multiply_values16(Outputs& o, const Scores& p, u32 values) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
   const UnitAddress<kValueTile> v(values, lane % 16, lane / 16);
 #pragma unroll
   for (int step = 0; step < kKeyTiles / 2; ++step) {
@@ -114,7 +114,7 @@ inline void multiply_values16(Outputs& o, const Scores& p, u32 values) {
 // o += p v, fp32. The order of a sum's terms is free: k index c of the product is key 2c, c + 4 key 2c + 1, so that p is an
 // operand as it lies; the two keys' rows are read where they are.
 inline void multiply_values32(Outputs& o, const Scores& p, u32 values) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
   const u32 start = values + static_cast<u32>(lane / 4 % 4 * 4);
   const UnitAddress<kValueTile> even(start, lane % 4 * 2, lane / 16), odd(start, lane % 4 * 2 + 1, lane / 16);
 #pragma unroll

@@ -25,6 +25,10 @@ template <int bytes> inline void copy_async(u32 to, const void* from, bool valid
         "l"(from), "r"(static_cast<u32>(valid)), "n"(bytes)
         : "memory");
 }
+// 16 bytes, of which the first `valid` are read; the others become 0.
+inline void copy_async_part(u32 to, const void* from, u32 valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+}
 inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most n groups are in flight.
 template <int n> inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
@@ -52,6 +56,10 @@ inline void store_shared(u32 at, u32 x) { asm volatile("st.shared.b32 [%0], %1;"
 inline void store_shared16(u32 at, unsigned short x) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
 }
+inline void store_shared128(u32 at, const u32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
 inline void load_shared128(u32 at, u32 (&x)[4]) {
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -66,8 +74,7 @@ inline unsigned short load_shared16(u32 at) {
 
 // ---- matrix products: d (16x8, fp32) += a (16xk) b (kx8)
 inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -77,13 +84,18 @@ inline void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 inline void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- registers
+// Of the block. Read anew at every use: kept through a loop it would cost registers, and so would all that follows from it.
+inline u32 thread_index() {
+  u32 x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
 inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

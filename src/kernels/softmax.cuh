@@ -18,16 +18,13 @@ struct Softmax {
   }
 };
 
-inline void raise_maximum(float (&maximum)[kRows], const Scores& s) {
+inline float row_maximum(const Scores& s, int r) {
+  float most = s[r / 2][0][r % 2 * 2];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float most = s[r / 2][0][r % 2 * 2];
+  for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) most = fmaxf(most, s[r / 2][j][r % 2 * 2 + e]);
-    maximum[r] = fmaxf(maximum[r], quad_max(most));
-  }
+    for (int e = 0; e < 2; ++e) most = fmaxf(most, s[r / 2][j][r % 2 * 2 + e]);
+  return quad_max(most);
 }
 
 // Natural units and rows far out: s - base takes the place of s.
@@ -38,15 +35,16 @@ inline void subtract_base(Scores& s, int r, float base) {
     for (int e = 0; e < 2; ++e) s[r / 2][j][r % 2 * 2 + e] -= base;
 }
 
-// Takes a tile's scores in and leaves their weights. factor: for what was accumulated before.
-inline void weigh(Softmax& softmax, Scores& s, float (&factor)[kRows], const Units<float>& units) {
-  float old[kRows], subtrahend[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) old[r] = softmax.maximum[r];
-  raise_maximum(softmax.maximum, s);
+// Takes the maxima of a tile's scores in. factor: for what was accumulated before, which is relative to the reference of before.
+// subtrahend: of the weights' exponents, fma(s, c, -subtrahend).
+inline void raise_reference(Softmax& softmax, Scores& s, float (&factor)[kRows], float (&subtrahend)[kRows],
+                            const Units<float>& units) {
+  float old[kRows];
   bool look_closer = kNatural;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    old[r] = softmax.maximum[r];
+    softmax.maximum[r] = fmaxf(old[r], row_maximum(s, r));
     const float reference = ScalarMath::multiply(softmax.maximum[r], units.c);
     subtrahend[r] = softmax.maximum[r] == kHidden ? 0.f : reference;
     factor[r] = exp2_approx(ScalarMath::multiply(old[r], units.c) - subtrahend[r]);
@@ -63,6 +61,12 @@ inline void weigh(Softmax& softmax, Scores& s, float (&factor)[kRows], const Uni
     }
   }
 #pragma unroll
+  for (int r = 0; r < kRows; ++r) softmax.sum[r] *= factor[r];
+}
+
+// Scores become weights.
+inline void weigh(Softmax& softmax, Scores& s, const float (&subtrahend)[kRows], const Units<float>& units) {
+#pragma unroll
   for (int r = 0; r < kRows; ++r) {
     float part[2] = {0.f, 0.f};
 #pragma unroll
@@ -73,7 +77,7 @@ inline void weigh(Softmax& softmax, Scores& s, float (&factor)[kRows], const Uni
         x = exp2_approx(__fmaf_rn(x, units.c, -subtrahend[r]));
         part[e] += x;
       }
-    softmax.sum[r] = softmax.sum[r] * factor[r] + (part[0] + part[1]);
+    softmax.sum[r] += part[0] + part[1];
   }
 }
 

@@ -65,7 +65,9 @@ std::string Plan::gpu_text() const {
       narrows::text("query block ", query_block, "\nkey block ", key_block, "\nhead dims on chip ", head_width, ", ",
                     value_width, "\nwarps ", warps, "\nthread blocks of a multiprocessor ", resident_blocks,
                     "\nshared memory of a thread block ", shared_bytes, " bytes\n");
-  lines += copy_bytes ? narrows::text("copied ", copy_bytes, " bytes at a time\n") : "copied element by element\n";
+  if (copy_bytes >= 4) lines += narrows::text("copied ", copy_bytes, " bytes at a time\n");
+  if (copy_bytes == 2) lines += "copied 16 bytes at a time and shifted\n";
+  if (copy_bytes == 0) lines += "copied element by element\n";
   if (section > 1) lines += narrows::text("heads together ", section, "\n");
   return lines;
 }

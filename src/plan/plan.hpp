@@ -60,7 +60,8 @@ struct Plan {
   i64 head_width = 0, value_width = 0;  // head dims as they lie on chip
   int warps = 0;                        // of a thread block
   int resident_blocks = 0;              // of a multiprocessor, that registers and shared memory must allow
-  int copy_bytes = 0;                   // that one copy to shared memory takes; 0: element by element
+  int copy_bytes = 0;                   // that one copy to shared memory takes; 2: shifted rows; 0: element by element
+  bool skips_rescale = false;           // looks whether accumulated outputs must be rescaled
   i64 shared_bytes = 0;                 // of a thread block
   i64 section = 1;                      // heads worked on together
   Regions workspace;

@@ -15,7 +15,8 @@ struct ForwardConstants {
   Element bias_element = Element::fp32;
   i32 head_width = 0, value_width = 0, query_block = 0, key_block = 0;
   i32 warps = 0, copy_bytes = 0, resident_blocks = 0;
-  bool natural = false;  // scores are logits already when they are exponentiated
+  bool skips_rescale = false;  // looks whether O must be rescaled
+  bool natural = false;        // scores are logits already when they are exponentiated
   bool softcap = false, alibi = false, bias = false, mask = false, dropout = false;
 
   bool operator==(const ForwardConstants&) const = default;
