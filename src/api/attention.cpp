@@ -1,10 +1,12 @@
 // Read this first: a call becomes a Problem (facts), a Plan (decisions) and Buffers (addresses), and a backend runs it.
 #include "api/explained.hpp"
+#include "api/machine.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
+#include "cuda/machine.hpp"
 #include "plan/plan.hpp"
 
 #include <narrows/narrows.hpp>
@@ -26,15 +28,16 @@ void write_status(const Tensor& status) {
   for (std::int64_t i = 0; i < 4; ++i) values[i * step] = 0;
 }
 
-void check_workspace(const Problem& problem, const Plan& plan) {
-  const std::int64_t need = plan.lent_workspace_bytes();
-  if (problem.workspace_bytes >= 0 && problem.workspace_bytes < need)
-    refuse_value("workspace", text(problem.workspace_bytes, " bytes"), text("this call needs ", need), to_text(need));
+Plan chosen(const Call& call, const Options& options) {
+  return choose(call.problem, work(call), machine_of(call.problem.device), forced_family(options)).plan;
 }
 
 Plan planned(const Call& call, const Options& options) {
-  Plan plan = choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan;
-  check_workspace(call.problem, plan);
+  Plan plan = chosen(call, options);
+  const std::int64_t need = plan.lent_workspace_bytes();
+  const std::int64_t given = call.problem.workspace_bytes;
+  if (given >= 0 && given < need)
+    refuse_value("workspace", text(given, " bytes"), text("this call needs ", need), to_text(need));
   return plan;
 }
 
@@ -57,13 +60,11 @@ void backward(const BackwardInputs& in, const Gradients& out, const Options& opt
 }
 
 std::int64_t workspace_size(const Inputs& in, const Options& options) {
-  const Call call = make_explained(in, options);
-  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
+  return chosen(make_explained(in, options), options).lent_workspace_bytes();
 }
 
 std::int64_t backward_workspace_size(const Inputs& in, const Options& options) {
-  const Call call = make_explained_backward(in, options);
-  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
+  return chosen(make_explained_backward(in, options), options).lent_workspace_bytes();
 }
 
 Explanation explain(const Inputs& in, const Options& options) {
@@ -77,9 +78,12 @@ Info info() {
             .instruction_set = std::string(machine.instruction_sets.front()),
             .threads = machine.threads,
             .families = {}};
-  for (const Family& family : families())
-    info.families.push_back(
-        {std::string(family.name), true, text(machine.name, ", ", machine.instruction_sets.front())});
+  const cuda::Presence gpus = cuda::presence();
+  for (const Family& family : families()) {
+    const bool gpu = family.device == DeviceKind::cuda;
+    info.families.push_back({std::string(family.name), !gpu || gpus.devices > 0,
+                             gpu ? gpus.detail : text(machine.name, ", ", machine.instruction_sets.front())});
+  }
   return info;
 }
 
