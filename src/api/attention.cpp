@@ -6,7 +6,9 @@
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
+#include "cuda/forward.hpp"
 #include "cuda/machine.hpp"
+#include "cuda/run.hpp"
 #include "plan/plan.hpp"
 
 #include <narrows/narrows.hpp>
@@ -28,6 +30,8 @@ void write_status(const Tensor& status) {
   for (std::int64_t i = 0; i < 4; ++i) values[i * step] = 0;
 }
 
+bool on_gpu(const Call& call) { return call.problem.device.kind == DeviceKind::cuda; }
+
 Plan chosen(const Call& call, const Options& options) {
   return choose(call.problem, work(call), machine_of(call.problem.device), forced_family(options)).plan;
 }
@@ -46,11 +50,16 @@ Plan planned(const Call& call, const Options& options) {
 void forward(const Inputs& in, const Outputs& out, const Options& options) {
   const Call call = make_forward(in, out, options);
   const Plan plan = planned(call, options);
+  if (on_gpu(call)) return cuda::run(call, plan, options.check || environment::check());
   cpu::run_forward(call.problem, plan, call.buffers);
   write_status(options.status);
 }
 
-void prepare(const Inputs& in, const Options& options) { planned(make_explained(in, options), options); }
+void prepare(const Inputs& in, const Options& options) {
+  const Call call = make_explained(in, options);
+  const Plan plan = planned(call, options);
+  if (on_gpu(call)) cuda::prepare_forward(call.problem, plan);
+}
 
 void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Call call = make_backward(in, out, options);
