@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 
 from ._core import Operand, empty
-from ._gpu import Gpu
+from ._gpu import Gpu, exporting
 
 _NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
@@ -22,7 +22,8 @@ def operand(name: str, value: object, *, writable: bool = False, gpu: Optional[G
     if isinstance(value, np.ndarray):
         return _numpy_operand(name, value, writable)
     if hasattr(value, "__dlpack__"):
-        return Operand.from_dlpack(name, value, writable, gpu.exchange if gpu else None)
+        with exporting(value):
+            return Operand.from_dlpack(name, value, writable, gpu.exchange if gpu else None)
     raise TypeError(f"{name}: {type(value).__name__}: must be a NumPy array or a tensor with __dlpack__")
 
 

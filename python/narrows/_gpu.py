@@ -26,6 +26,20 @@ def _library(array: object) -> Any:
     return next((sys.modules.get(name) for name in ("torch", "cupy") if name in names), None)
 
 
+def exporting(array: object) -> ContextManager[Any]:
+    """In which `array` may be exported: torch and CuPy want its device to be the current one, and take the current stream of
+    that one for its own."""
+    index, library = device_of(array), _library(array)
+    if index is None or library is None:
+        return contextlib.nullcontext()
+    context: ContextManager[Any] = library.cuda.device(index) if _is_torch(library) else library.cuda.Device(index)
+    return context
+
+
+def _is_torch(library: Any) -> bool:
+    return bool(library.__name__ == "torch")
+
+
 def _handle(stream: Any) -> int:
     """A CUstream as a number, of an int or any library's stream."""
     if hasattr(stream, "__cuda_stream__"):
@@ -60,7 +74,7 @@ class Gpu:
     def _current(self) -> int:
         if self._library is None:
             return 0
-        if self._library.__name__ == "torch":
+        if _is_torch(self._library):
             return int(self._library.cuda.current_stream(self.index).cuda_stream)
         with self._library.cuda.Device(self.index):
             return int(self._library.cuda.get_current_stream().ptr)
@@ -68,9 +82,9 @@ class Gpu:
     def _record(self, arrays: Iterable[Any]) -> None:
         """torch gives memory on to another tensor in the order of the stream that it was made on."""
         for array in arrays:
-            torch = _library(array)
-            if torch is not None and torch.__name__ == "torch":
-                array.record_stream(self._torch_stream(torch))
+            library = _library(array)
+            if library is not None and _is_torch(library):
+                array.record_stream(self._torch_stream(library))
 
     def _torch_stream(self, torch: Any) -> Any:
         if self.stream in (0, 1):
@@ -80,10 +94,10 @@ class Gpu:
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """Memory of q's library on the call's stream, or None where that is not one that Narrows knows."""
         library = self._library
-        if library is None or (library.__name__ == "cupy" and dtype == "bf16"):
+        if library is None:
             return None
         own: ContextManager[Any] = contextlib.nullcontext()
-        if library.__name__ == "torch":
+        if _is_torch(library):
             if self._given:
                 own = library.cuda.stream(self._torch_stream(library))
             with own:

@@ -1,9 +1,11 @@
 """Calls of CUDA arrays. Without a GPU: what is refused, and why. On one, with torch: values, streams, devices, status, lifetimes."""
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -103,6 +105,47 @@ def test_streams_that_are_none():
     refused(TypeError, f"stream: 'x': {text}", q, k, v, stream="x")
     text = "must be the address of a CUstream, or 0 for the legacy default stream"
     refused(ValueError, f"stream: -1: {text}", q, k, v, stream=-1)
+
+
+def test_what_is_asked_of_torch(monkeypatch):
+    asked = []
+
+    class Stream:
+        def __init__(self, handle, device=None):
+            self.cuda_stream = handle
+
+    class OfTorch(OnGpu):
+        __module__ = "torch"
+
+        def record_stream(self, stream):
+            asked.append(("record", stream.cuda_stream))
+
+    @contextlib.contextmanager
+    def during(*what):
+        asked.append(what)
+        yield
+
+    def empty(shape, dtype, device):
+        asked.append(("empty", dtype, device))
+        return OfTorch(np.empty(shape, dtype), int(device.removeprefix("cuda:")))
+
+    cuda = types.SimpleNamespace(
+        current_stream=lambda index: Stream(70 + index), default_stream=lambda index: Stream(0), ExternalStream=Stream,
+        stream=lambda stream: during("stream", stream.cuda_stream), device=lambda index: during("device", index),
+    )  # fmt: skip
+    fake = types.SimpleNamespace(__name__="torch", cuda=cuda, empty=empty, float16=np.float16, float32=np.float32)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    q, k, v = (OfTorch(x, 1) for x in inputs(dtype=np.float16))
+    half, single = ("empty", np.float16, "cuda:1"), ("empty", np.float32, "cuda:1")
+    for stream, number, around in ((None, 71, []), (9, 9, [("stream", 9)])):
+        asked.clear()
+        OnGpu.streams.clear()
+        with pytest.raises(ValueError, match="^softcap: "):
+            narrows.attention(q, k, v, softcap=-1.0, return_lse=True, stream=stream)
+        device = ("device", 1)  # of whatever is exported
+        results = [*around, half, device, *around, single, device]
+        assert asked == [("record", 9)] * (3 if stream else 0) + [device] * 3 + results
+        assert OnGpu.streams == [number] * 5
 
 
 def test_without_libcuda_a_call_says_so():
