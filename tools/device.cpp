@@ -46,12 +46,15 @@ std::int64_t extent(const Tensor& tensor) {
   return (last + 1) * static_cast<std::int64_t>(item_size(tensor.dtype));
 }
 
+std::string family_of(const FileCall& call) {
+  return call.options.family.empty() ? environment::family() : std::string(call.options.family);
+}
+
 void plan_there(const FileCall& call, bool backward, const Device& device) {
   const FileCall there = labelled(call, device);
   const Call checked =
       backward ? make_explained_backward(there.in, there.options) : make_explained(there.in, there.options);
-  const std::string family = call.options.family.empty() ? environment::family() : std::string(call.options.family);
-  choose(checked.problem, work(checked), machine_of(device), family);
+  choose(checked.problem, work(checked), machine_of(device), family_of(call));
 }
 
 }  // namespace
@@ -76,7 +79,9 @@ Device device_for(const FileCall& call, bool backward, const DeviceChoice& choic
     plan_there(call, backward, gpu);
     return gpu;
   } catch (const Error& error) {
-    fmt::print(stderr, "narrows: note: {}on the CPU, not on {}: {}\n", label, to_text(gpu), error.what());
+    const bool asked_for_cpu = call.options.threads || !family_of(call).empty();
+    if (!asked_for_cpu)
+      fmt::print(stderr, "narrows: note: {}on the CPU, not on {}: {}\n", label, to_text(gpu), error.what());
     return {};
   }
 }

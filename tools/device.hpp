@@ -23,7 +23,8 @@ void add_device_option(CLI::App& command, DeviceChoice& choice);
 /// The call as if its tensors were on `device`: for what reads no element.
 FileCall labelled(FileCall call, const Device& device);
 
-/// Where the call goes. An automatic choice that finds a GPU and leaves it says why on stderr, in the name of `label`.
+/// Where the call goes. An automatic choice that finds a GPU and leaves it says why on stderr, in the name of `label`, unless
+/// threads or a family were asked for.
 Device device_for(const FileCall& call, bool backward, const DeviceChoice& choice, const std::string& label);
 
 /// A forward call on copies of its tensors in a GPU's memory; `out` stays in host memory. Made, its kernel is loaded.

@@ -79,8 +79,8 @@ def attention(
     return_lse: also return the natural log-sum-exp of each row's logits.
     o, lse: arrays to write the results into (any strides but zero or overlapping ones); o is then what is returned.
     threads: int, 0 = NARROWS_THREADS, else every core of the CPU.
-    stream: CUDA stream to work on instead of the current one: of torch or CuPy, with __cuda_stream__, or a number. Memory of
-        libraries but torch must live until the work is done.
+    stream: CUDA stream to work on instead of the current one: of torch or CuPy, with __cuda_stream__, or a number.
+        Memory of libraries but torch must live until the work is done.
     family: name of the family to use, from narrows.info().families.
     num_splits: int, parts that the keys are split into; 0 = as planned.
     batch_invariant: a row's bits depend on its query, the keys it sees and the options, not on its batch or splits.
@@ -179,7 +179,7 @@ def _forward(function: str, arrays: Any, return_lse: bool, o: Any, lse: Any, opt
 
 @_calls.with_signature("q k v")
 def prepare(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> None:
-    """Does now what the first ``attention(q, k, v, ...)`` of this kind would do: on a GPU compiles and loads the kernel.
+    """Does now what the first ``attention(q, k, v, ...)`` of this kind would do: on a GPU, compile and load the kernel.
 
     After it such a call may be captured in a CUDA graph. On the CPU the arguments are checked and that is all.
 

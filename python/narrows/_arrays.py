@@ -14,7 +14,7 @@ _NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def operand(name: str, value: object, *, writable: bool = False, gpu: Optional[Gpu] = None) -> Operand:
-    """A view of `value`'s memory, or an error that says what to pass. A CUDA array's is ready on the stream of `gpu`."""
+    """A view of `value`'s memory, or an error that says what to pass; a CUDA array's is ready on `gpu`'s stream."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask="

@@ -34,8 +34,8 @@ def assemble(
     own: Sequence[str] = (),
     others: Sequence[Any] = (),
 ) -> Tuple[_core.Call, List[_core.Operand], Optional[_gpu.Gpu]]:
-    """`arrays`: q, k and v with their names. `own`: the function's keywords beside the options, for its errors. `others`:
-    what else the call reads and writes."""
+    """`arrays`: q, k and v with their names. `own`: the function's keywords beside the options, for its errors.
+    `others`: what else the call reads and writes."""
     for name in options:
         if name not in _options.DEFAULTS:
             raise _options.unknown(function, name, own)

@@ -27,8 +27,8 @@ def _library(array: object) -> Any:
 
 
 def exporting(array: object) -> ContextManager[Any]:
-    """In which `array` may be exported: torch and CuPy want its device to be the current one, and take the current stream of
-    that one for its own."""
+    """In which `array` may be exported: torch and CuPy want its device to be the current one, and take the current stream
+    of that one for its own."""
     index, library = device_of(array), _library(array)
     if index is None or library is None:
         return contextlib.nullcontext()
@@ -48,7 +48,9 @@ def _handle(stream: Any) -> int:
         if hasattr(stream, name):
             return int(getattr(stream, name))
     if isinstance(stream, bool) or not hasattr(stream, "__index__"):
-        raise TypeError(f"stream: {stream!r}: must be a stream of torch or CuPy, __cuda_stream__, or a CUstream as an int")
+        raise TypeError(
+            f"stream: {stream!r}: must be a stream of torch or CuPy, __cuda_stream__, or a CUstream as an int"
+        )
     number = int(stream.__index__())
     if not 0 <= number < 1 << 64:
         raise ValueError(f"stream: {number}: must be the address of a CUstream, or 0 for the legacy default stream")

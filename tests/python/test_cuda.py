@@ -1,4 +1,4 @@
-"""Calls of CUDA arrays. Without a GPU: what is refused, and why. On one, with torch: values, streams, devices, status, lifetimes."""
+"""Calls of CUDA arrays. Without a GPU: what is refused, and why. With one and torch: values, streams, status, lifetimes."""
 
 import contextlib
 import gc
