@@ -27,8 +27,8 @@ def _library(array: object) -> Any:
 
 
 def exporting(array: object) -> ContextManager[Any]:
-    """In which `array` may be exported: torch and CuPy want its device to be the current one, and take the current stream
-    of that one for its own."""
+    """In which `array` may be exported: torch and CuPy want its device to be the current one, and its stream to be that
+    device's current one."""
     index, library = device_of(array), _library(array)
     if index is None or library is None:
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Calls of CUDA arrays. Without a GPU: what is refused, and why. With one and torch: values, streams, status, lifetimes."""
+"""Calls of CUDA arrays. Without a GPU: what is refused, and why. With one and torch: values, streams, status."""
 
 import contextlib
 import gc
