@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "tools/calls.hpp"
 #include "tools/commands.hpp"
+#include "tools/device.hpp"
 #include "tools/text.hpp"
 
 namespace narrows::cli {
@@ -24,6 +25,7 @@ struct Explain {
   std::optional<std::int64_t> b, h, hk, sq, sk, d, dv;
   std::optional<DType> dtype;
   Dims bias, mask;
+  DeviceChoice device;
   bool json = false;
 };
 
@@ -106,12 +108,15 @@ int run(Explain& explain) {
     note_unused(file_calls);
   }
   for (const FileCall& call : file_calls.calls) {
-    const Explanation explanation = explanation_of(call, explain.reading.backward);
+    const bool backward = explain.reading.backward;
+    const std::string label = call.prefix.empty() ? "" : call.prefix + ": ";
+    const Device device = device_for(call, backward, explain.device, label);
+    const Explanation explanation = explanation_of(labelled(call, device), backward);
     const bool first = &call == file_calls.calls.data();
     if (explain.json)
       fmt::print("{}\n", json_of(call.prefix, explanation));
     else
-      fmt::print("{}{}{}", first ? "" : "\n", call.prefix.empty() ? "" : call.prefix + ": ", explanation.text());
+      fmt::print("{}{}{}", first ? "" : "\n", label, explanation.text());
   }
   return kOk;
 }
@@ -151,7 +156,8 @@ void add_shape_options(CLI::App& command, const std::shared_ptr<Explain>& option
 
 constexpr const char* kHelp =
     "Bytes are those that must cross between memory and chip: each of q, k, v, o and lse once, and for three-kernel\n"
-    "attention S and P written and read. Times are predicted from rates measured on this machine.\n\n"
+    "attention S and P written and read. Times are predicted from rates measured on this CPU, or from the GPU's "
+    "numbers.\n\n"
     "  narrows explain --sq 4096 --d 64 --h 16 --causal\n"
     "  narrows explain --b 2 --h 8 --hk 2 --sq 4096 --sk 8192 --d 128 --dtype bf16 --window 1024,0\n"
     "  narrows explain --h 8 --d 64 --cu_seqlens_q 0,100,612 --cu_seqlens_k 0,100,612\n"
@@ -171,6 +177,7 @@ Command add_explain(CLI::App& app) {
   add_shape_options(command, options);
   add_reading_options(command, options->reading);
   add_call_options(command, options->options);
+  add_device_option(command, options->device);
   return [options] { return run(*options); };
 }
 

@@ -160,6 +160,7 @@ Difference compared(std::string name, const Tensor& ours, const Tensor& theirs) 
 }  // namespace
 
 double Job::seconds() const {
+  if (gpu) return gpu->seconds();
   const Outputs out = outputs_of(results);
   const Gradients gradients = gradients_of(results);
   const BackwardInputs in = backward_inputs(*this);
@@ -169,6 +170,10 @@ double Job::seconds() const {
   else
     forward(call.in, out, call.options);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void Job::fetch() const {
+  if (gpu) gpu->fetch();
 }
 
 std::vector<Verdict> Job::check() const {
@@ -199,6 +204,17 @@ Job prepared(FileCall call, const Reading& reading) {
     check_own(job);
   });
   return job;
+}
+
+void move_to(Job& job, const Device& device) {
+  if (device.kind == DeviceKind::cpu) return;
+  in_the_name_of(job.label(), [&] {
+    if (job.backward || job.problem.appends)
+      throw Error(ErrorCode::not_implemented,
+                  text("--device: ", device, ": ", job.backward ? "gradients" : "new keys", " are for the CPU as yet"));
+    job.gpu = std::make_shared<GpuCall>(job.call, outputs_of(job.results), device);
+    job.problem.device = device;
+  });
 }
 
 void save_forward(const Job& job) {

@@ -58,8 +58,10 @@ std::string text(const Report& report) {
   lines += line("shape", fmt::format("q {}  k {}  v {}", to_text(report.q.shape), to_text(report.k.shape),
                                      to_text(report.v.shape)));
   if (!report.dout.empty()) lines += line("dout", report.dout);
-  lines += line("time", fmt::format("{} (median of {}, best {}), {} thread{}", duration(median), report.seconds.size(),
-                                    duration(report.seconds.front()), report.threads, report.threads == 1 ? "" : "s"));
+  const std::string where = report.threads ? fmt::format("{} thread{}", report.threads, report.threads == 1 ? "" : "s")
+                                           : fmt::format("{} {}", to_text(report.problem.device), report.machine);
+  lines += line("time", fmt::format("{} (median of {}, best {}), {}", duration(median), report.seconds.size(),
+                                    duration(report.seconds.front()), where));
   lines += line("speed", fmt::format("{:.1f} GFLOP/s", work.flops / median / 1e9));
   lines += line("memory moved", fmt::format("{}; three-kernel attention {}, {:.1f} times as much",
                                             with_prefix(static_cast<double>(work.fused_bytes), "B"),
@@ -96,6 +98,8 @@ std::string json(const Report& report) {
               {"q", numbers(report.q.shape)},
               {"k", numbers(report.k.shape)},
               {"v", numbers(report.v.shape)},
+              {"device", to_text(problem.device)},
+              {"machine", report.machine},
               {"threads", report.threads},
               {"repeat", report.seconds.size()},
               {"ms", report.median() * 1e3},

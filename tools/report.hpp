@@ -21,8 +21,9 @@ struct Report {
   Problem problem;
   Work work;
   Tensor q, k, v;
-  std::string dout;  // of a backward call: where it is from
-  int threads = 1;
+  std::string dout;             // of a backward call: where it is from
+  std::string machine;          // name of the GPU or the CPU
+  int threads = 0;              // of the CPU
   std::vector<double> seconds;  // of the timed runs, sorted
   std::vector<Verdict> verdicts;
   std::vector<Difference> differences;

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "api/machine.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
-#include "cpu/machine.hpp"
 #include "plan/plan.hpp"
 #include "tools/commands.hpp"
 #include "tools/files/failure.hpp"
@@ -26,6 +26,7 @@ struct Run {
   CallOptions options;
   std::string output;
   std::optional<std::int64_t> repeat;
+  DeviceChoice device;
   bool check = false, json = false;
   ProgressMode progress;
 };
@@ -60,18 +61,25 @@ std::vector<double> timed(const Job& job, std::optional<std::int64_t> repeat) {
   return seconds;
 }
 
+int threads_of(const Job& job) {
+  const std::string_view forced = job.call.options.family;
+  const std::string family = forced.empty() ? environment::family() : std::string(forced);
+  return choose(job.problem, job.work, machine_of(job.problem.device), family).plan.threads;
+}
+
 Report report_on(const Job& job, const Run& run) {
   const FileCall& call = job.call;
-  Report report{call.prefix, job.problem, job.work, call.in.q, call.in.k, call.in.v, "", 1, {}, {}, {}};
+  Report report{call.prefix, job.problem, job.work, call.in.q, call.in.k, call.in.v, "", "", 0, {}, {}, {}};
   if (job.backward)
     report.dout =
         call.dout.given() ? "of the file" : narrows::text("generated, seed ", run.reading.dout_seed.value_or(0));
   in_the_name_of(job.label(), [&] {
-    const std::string family = call.options.family.empty() ? environment::family() : std::string(call.options.family);
-    report.threads = choose(job.problem, job.work, cpu::machine(), family).plan.threads;
+    report.machine = machine_of(job.problem.device).name;
+    if (!job.gpu) report.threads = threads_of(job);
     {
       const Progress progress(run.progress, job.label() + (job.backward ? "gradients" : "attention"));
       report.seconds = timed(job, run.repeat);
+      job.fetch();
     }
     report.differences = job.differences();
     if (run.check) {
@@ -91,6 +99,7 @@ int run(Run& run) {
   std::vector<Job> jobs;
   for (FileCall& call : file_calls.calls) jobs.push_back(prepared(std::move(call), run.reading));
   if (!run.output.empty()) check_output(run.output, run.reading.paths, jobs);
+  for (Job& job : jobs) move_to(job, device_for(job.call, job.backward, run.device, job.label()));
 
   bool passed = true;
   for (const Job& job : jobs) {
@@ -151,6 +160,7 @@ Command add_run(CLI::App& app) {
            {"", "Say on stderr what takes long, also where that is no terminal"});
   add_reading_options(command, options->reading);
   add_call_options(command, options->options);
+  add_device_option(command, options->device);
   return [options] { return run(*options); };
 }
 

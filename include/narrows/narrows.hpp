@@ -221,8 +221,8 @@ struct Gradients {  // each optional; written, not added to
 /// O = attention(q, k, v) and, if given, the LSE. Everything is checked before anything is written. A row that sees no key
 /// gets O = 0 and LSE = -inf (the sink with a sink). Safe to call from several threads at once. Throws Error.
 ///
-/// On a GPU all tensors are on q's device. The work is put on options.stream and forward returns without waiting for it; the
-/// current device stays as it was.
+/// On a GPU all tensors are on q's device. The work is put on options.stream and forward returns without waiting for it: their
+/// memory must stay until it is done. The current device stays as it was.
 NARROWS_API void forward(const Inputs& in, const Outputs& out, const Options& options = {});
 
 /// Does now what the first forward of this kind would do: on a GPU compiles and loads its kernel, so that it may be called while

@@ -11,7 +11,7 @@ attention_backward gives its gradients, attention_with_cache attends to a KV cac
 results over several sets of keys, explain counts what a call costs.
 """
 
-from ._api import attention, attention_with_cache, backward_workspace_size, explain, info, workspace_size
+from ._api import attention, attention_with_cache, backward_workspace_size, explain, info, prepare, workspace_size
 from ._backward import Gradients, attention_backward
 from ._core import Explanation, FamilyInfo, Info, version
 from ._merge import merge, merge_backward
@@ -34,5 +34,6 @@ __all__ = [
     "info",
     "merge",
     "merge_backward",
+    "prepare",
     "workspace_size",
 ]

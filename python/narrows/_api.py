@@ -18,10 +18,14 @@ def attention(
 
     Returns O, or ``(O, LSE)`` with ``return_lse=True``.
 
-    Arrays are NumPy arrays or CPU tensors of any library with ``__dlpack__``, of float16, bfloat16 (NumPy: ml_dtypes'
+    Arrays are NumPy arrays or tensors of any library with ``__dlpack__``, of float16, bfloat16 (NumPy: ml_dtypes'
     type), float32 or float64, all of one type, with any strides: negative, zero (expanded) and read-only ones too. They
     are read where they are. O comes back as q's kind of array and dtype: NumPy for NumPy; for a DLPack tensor one of
     the same library, by its ``from_dlpack``, or NumPy if it has none. LSE is float32 (float64 for float64).
+
+    CUDA arrays are computed on their device; all of a call are on q's, int32 and int64 ones too, whose values are read
+    there alone. With torch and CuPy the work goes on their current stream of that device and the call returns at once;
+    for any other library it waits, since nothing else would keep the memory until the work is done.
 
     Shapes: b batch, sq / sk query / key length, h query heads, hk kv heads (h a multiple of hk: grouped queries), d and
     dv head dims.
@@ -74,14 +78,16 @@ def attention(
 
     return_lse: also return the natural log-sum-exp of each row's logits.
     o, lse: arrays to write the results into (any strides but zero or overlapping ones); o is then what is returned.
-    threads: int, 0 = NARROWS_THREADS, else every core.
+    threads: int, 0 = NARROWS_THREADS, else every core of the CPU.
+    stream: CUDA stream to work on instead of the current one: of torch or CuPy, with __cuda_stream__, or a number.
+        Memory of libraries but torch must live until the work is done.
     family: name of the family to use, from narrows.info().families.
     num_splits: int, parts that the keys are split into; 0 = as planned.
     batch_invariant: a row's bits depend on its query, the keys it sees and the options, not on its batch or splits.
     deterministic: the same bits each time, gradients too (on the CPU always).
     workspace: uint8 array of workspace_size(...) bytes for scratch; the call then allocates none.
     status: int32 array of 4: code, sequence, value and limit of a broken rule, zeros if none.
-    check: raise what status would say (on the CPU always).
+    check: wait, and raise what status would say (on the CPU always so).
 
     The KV cache (cache_seqlens, block_table, cache_batch_idx, leftpad, k_new, v_new, cu_seqlens_k_new, rotary_cos,
     rotary_sin, rotary_interleaved, rotary_base): see attention_with_cache, of which k and v are then the caches.
@@ -155,18 +161,33 @@ def attention_with_cache(
 
 def _forward(function: str, arrays: Any, return_lse: bool, o: Any, lse: Any, options: Any) -> Any:
     wants_lse = _calls.flag("return_lse", return_lse)
-    call, operands = _calls.assemble(function, arrays, options, ("return_lse", "o", "lse"))
+    call, operands, gpu = _calls.assemble(function, arrays, options, ("return_lse", "o", "lse"), (o, lse))
     query, value = operands[0], operands[2]
     o_dtype, lse_dtype = _arrays.result_dtypes(query)
     o_shape, lse_shape = _arrays.result_shapes(query.shape, value.shape)
     like = arrays[0][1]
-    finish_o = _calls.result(operands, "o", o, o_shape, o_dtype, like)
+    finish_o = _calls.result(operands, "o", o, o_shape, o_dtype, like, gpu)
     finish_lse = None
     if wants_lse or lse is not None:
-        finish_lse = _calls.result(operands, "lse", lse, lse_shape, lse_dtype, like)
+        finish_lse = _calls.result(operands, "lse", lse, lse_shape, lse_dtype, like, gpu)
     _calls.hand_over(call, operands)
     call.forward()
+    if gpu:
+        gpu.finish()
     return (finish_o(), finish_lse()) if wants_lse and finish_lse else finish_o()
+
+
+@_calls.with_signature("q k v")
+def prepare(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> None:
+    """Does now what the first ``attention(q, k, v, ...)`` of this kind would do: on a GPU, compile and load the kernel.
+
+    After it such a call may be captured in a CUDA graph. On the CPU the arguments are checked and that is all.
+
+    >>> import numpy as np, narrows
+    >>> q = np.ones((1, 100, 4, 64), np.float32)
+    >>> narrows.prepare(q, q, q, causal=True)
+    """
+    _described("prepare", q, k, v, options).prepare()
 
 
 @_calls.with_signature("q k v")
@@ -214,6 +235,6 @@ def info() -> _core.Info:
 
 
 def _described(function: str, q: Any, k: Any, v: Any, options: Any) -> _core.Call:
-    call, operands = _calls.assemble(function, (("q", q), ("k", k), ("v", v)), options)
+    call, operands, _ = _calls.assemble(function, (("q", q), ("k", k), ("v", v)), options)
     _calls.hand_over(call, operands)
     return call

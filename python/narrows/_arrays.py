@@ -8,12 +8,13 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 
 from ._core import Operand, empty
+from ._gpu import Gpu, exporting
 
 _NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
-def operand(name: str, value: object, *, writable: bool = False) -> Operand:
-    """A view of `value`'s memory, or an error that says what to pass."""
+def operand(name: str, value: object, *, writable: bool = False, gpu: Optional[Gpu] = None) -> Operand:
+    """A view of `value`'s memory, or an error that says what to pass; a CUDA array's is ready on `gpu`'s stream."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: masked array: its mask would be ignored; pass {name}.data, and keys to leave out as mask="
@@ -21,8 +22,9 @@ def operand(name: str, value: object, *, writable: bool = False) -> Operand:
     if isinstance(value, np.ndarray):
         return _numpy_operand(name, value, writable)
     if hasattr(value, "__dlpack__"):
-        return Operand.from_dlpack(name, value, writable)
-    raise TypeError(f"{name}: {type(value).__name__}: must be a NumPy array or a CPU tensor with __dlpack__")
+        with exporting(value):
+            return Operand.from_dlpack(name, value, writable, gpu.exchange if gpu else None)
+    raise TypeError(f"{name}: {type(value).__name__}: must be a NumPy array or a tensor with __dlpack__")
 
 
 def _numpy_operand(name: str, value: np.ndarray[Any, Any], writable: bool) -> Operand:
@@ -55,17 +57,28 @@ def numbers(name: str, value: object, dtype: type) -> object:
 class Result:
     """Memory for one result: `operand` for the call, `finish()` for the caller, in the kind of array that `like` is."""
 
-    def __init__(self, name: str, shape: Sequence[int], dtype: str, like: object) -> None:
+    def __init__(self, name: str, shape: Sequence[int], dtype: str, like: object, gpu: Optional[Gpu] = None) -> None:
         self._adopt: Optional[Callable[[Any], Any]] = None
         if isinstance(like, np.ndarray):
             self._array: Any = np.empty(shape, like.dtype if dtype == "bf16" else _NUMPY_DTYPES[dtype])
+        elif gpu:
+            self._array = gpu.empty(shape, dtype)
+            if self._array is None:
+                self._adopt = _from_dlpack_of(like)
+                self._array = _gpu_memory(name, shape, dtype, gpu, self._adopt is not None)
         else:
             self._adopt = _from_dlpack_of(like)
             self._array = np.empty(shape, _numpy_dtype(name, dtype)) if self._adopt is None else empty(shape, dtype)
-        self.operand = operand(name, self._array, writable=True)
+        self.operand = operand(name, self._array, writable=True, gpu=gpu)
 
     def finish(self) -> Any:
         return self._array if self._adopt is None else self._adopt(self._array)
+
+
+def _gpu_memory(name: str, shape: Sequence[int], dtype: str, gpu: Gpu, adoptable: bool) -> Any:
+    if not adoptable:
+        raise TypeError(f"{name}: q's library has no from_dlpack to take it; pass memory of your own as {name}=")
+    return empty(shape, dtype, gpu.index)
 
 
 def _from_dlpack_of(like: object) -> Optional[Callable[[Any], Any]]:

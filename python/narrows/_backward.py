@@ -70,22 +70,28 @@ def attention_backward(
     True
     """
     given = dict(zip(_OF, (dq, dk, dv, dbias, dslopes, dsinks)))
-    call, operands = _calls.assemble(
-        "attention_backward", (("q", q), ("k", k), ("v", v)), options, ("dlse", "wanted", *_OF)
+    call, operands, gpu = _calls.assemble(
+        "attention_backward",
+        (("q", q), ("k", k), ("v", v)),
+        options,
+        ("dlse", "wanted", *_OF),
+        (dout, o, lse, dlse, *given.values()),
     )
     arrays = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in ("bias", "alibi_slopes", "sinks")}}
     described = {operand.name: operand for operand in operands}
     for name, value in (("dout", dout), ("o", o), ("lse", lse), ("dlse", dlse)):
         if value is not None or name != "dlse":
-            operands.append(_arrays.operand(name, value))
+            operands.append(_arrays.operand(name, value, gpu=gpu))
     finish: Dict[str, Callable[[], Any]] = {}
     for name in _wanted(wanted, given, arrays):
         of, array = described[_OF[name]], arrays[_OF[name]]
         _arrays.require_float(of)
         like = q if isinstance(array, (list, tuple)) else array
-        finish[name] = _calls.result(operands, name, given[name], of.shape, of.dtype, like)
+        finish[name] = _calls.result(operands, name, given[name], of.shape, of.dtype, like, gpu)
     _calls.hand_over(call, operands)
     call.backward()
+    if gpu:
+        gpu.finish()
     return Gradients(**{name: array() for name, array in finish.items()})
 
 

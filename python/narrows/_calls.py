@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
-from . import _arrays, _core, _options
+from . import _arrays, _core, _gpu, _options
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,15 +28,23 @@ def flag(name: str, value: object) -> bool:
 
 
 def assemble(
-    function: str, arrays: Sequence[Tuple[str, Any]], options: Any, own: Sequence[str] = ()
-) -> Tuple[_core.Call, List[_core.Operand]]:
-    """`arrays`: q, k and v with their names. `own`: the function's keywords beside the options, for its errors."""
+    function: str,
+    arrays: Sequence[Tuple[str, Any]],
+    options: Any,
+    own: Sequence[str] = (),
+    others: Sequence[Any] = (),
+) -> Tuple[_core.Call, List[_core.Operand], Optional[_gpu.Gpu]]:
+    """`arrays`: q, k and v with their names. `own`: the function's keywords beside the options, for its errors.
+    `others`: what else the call reads and writes."""
     for name in options:
         if name not in _options.DEFAULTS:
             raise _options.unknown(function, name, own)
+    stream = options.get("stream")
+    gpu = _gpu.of(stream, arrays[0][1], [*(array for _, array in arrays[1:]), *others, *options.values()])
     appends = options.get("k_new") is not None  # to k and v
     operands = [
-        _arrays.operand(name, array, writable=appends and index > 0) for index, (name, array) in enumerate(arrays)
+        _arrays.operand(name, array, writable=appends and index > 0, gpu=gpu)
+        for index, (name, array) in enumerate(arrays)
     ]
     if len(operands[0].shape) < 4 and options.get("cu_seqlens_q") is None:
         shape = tuple(operands[0].shape)
@@ -49,8 +57,9 @@ def assemble(
         if len(operand.shape) < 3:
             raise ValueError(f"{operand.name}: shape {tuple(operand.shape)}: must have 4 axes, or 3 for varlen")
     call = _core.Call()
-    operands += _options.apply(call, _one_length_each(operands[0].shape[:-3], options))
-    return call, operands
+    call.stream = gpu.stream if gpu else _gpu.handle(stream)
+    operands += _options.apply(call, _one_length_each(operands[0].shape[:-3], options), gpu)
+    return call, operands, gpu
 
 
 def _one_length_each(leading: Tuple[int, ...], options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,13 +73,19 @@ def _one_length_each(leading: Tuple[int, ...], options: Mapping[str, Any]) -> Ma
 
 
 def result(
-    operands: List[_core.Operand], name: str, given: Any, shape: Sequence[int], dtype: str, like: object
+    operands: List[_core.Operand],
+    name: str,
+    given: Any,
+    shape: Sequence[int],
+    dtype: str,
+    like: object,
+    gpu: Optional[_gpu.Gpu] = None,
 ) -> Callable[[], Any]:
     """Adds to `operands` the memory `given` for a result, or new memory. Returns what gives the array to the caller."""
     if given is not None:
-        operands.append(_arrays.operand(name, given, writable=True))
+        operands.append(_arrays.operand(name, given, writable=True, gpu=gpu))
         return lambda: given
-    new = _arrays.Result(name, shape, dtype, like)
+    new = _arrays.Result(name, shape, dtype, like, gpu)
     operands.append(new.operand)
     return new.finish
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from . import _arrays, _calls, _core, _options
+from . import _arrays, _calls, _core, _gpu, _options
 
 
 def merge(
@@ -32,8 +32,9 @@ def merge(
     first_o, first_lse = operands[0], operands[1]
     results: List[_core.Operand] = []
     o_dtype, lse_dtype = _arrays.result_dtypes(first_o)
-    finish_o = _calls.result(results, "o", o, first_o.shape, o_dtype, parts[0][0])
-    finish_lse = _calls.result(results, "lse", lse, first_lse.shape, lse_dtype, parts[0][0])
+    gpu = _gpu.of(None, parts[0][0])
+    finish_o = _calls.result(results, "o", o, first_o.shape, o_dtype, parts[0][0], gpu)
+    finish_lse = _calls.result(results, "lse", lse, first_lse.shape, lse_dtype, parts[0][0], gpu)
     sink = None if sinks is None else _options.tensor("sinks", sinks)
     _fold([*operands, *results], first_o.shape[:-3])
     _core.merge(operands, results, sink)

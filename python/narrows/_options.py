@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _arrays
 from ._core import Call, Causal, Operand
+from ._gpu import Gpu, device_of
 
 Ints = Union[Sequence[int], Any]  # a list, or an int32 array
 Floats = Union[Sequence[float], Any]  # a list, or an array of any float type
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     status: Any
     check: bool
     threads: int
+    stream: Any
     family: Optional[str]
 
 
@@ -121,9 +123,10 @@ def _set_window(call: Call, name: str, value: Any) -> None:
     call.set_window((left, right))
 
 
-def _set_number(call: Call, name: str, value: Any) -> None:
-    if isinstance(value, np.ndarray) and value.ndim or not hasattr(value, "__index__") and hasattr(value, "__dlpack__"):
-        call.set_operand(_arrays.operand(name, value))
+def _set_number(call: Call, name: str, value: Any, gpu: Optional[Gpu]) -> None:
+    array = isinstance(value, np.ndarray) and value.ndim > 0 or device_of(value) is not None
+    if array or not hasattr(value, "__index__") and hasattr(value, "__dlpack__"):
+        call.set_operand(_arrays.operand(name, value, gpu=gpu))
     else:
         call.set_number(name, integer(name, value, 0, (1 << 64) - 1))
 
@@ -145,13 +148,14 @@ _SETTERS: Dict[str, Callable[[Call, str, Any], None]] = {
     **dict.fromkeys(("scale", "softcap", "dropout"), _set_float),
     **dict.fromkeys(("num_splits", "threads"), _integer_setter(32)),
     **dict.fromkeys(("rotary_interleaved", "deterministic", "batch_invariant", "check"), _set_flag),
-    **dict.fromkeys(("seed", "offset"), _set_number),
     "chunk": _integer_setter(64),
     "causal": _set_causal,
     "window": _set_window,
     "origin": _set_origin,
     "family": _set_family,
 }
+
+_NUMBERS = ("seed", "offset")  # or arrays of one
 
 # Lists are as good as arrays where the numbers are few.
 _LISTS: Mapping[str, type] = {
@@ -192,22 +196,24 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def tensor(name: str, value: Any) -> Operand:
+def tensor(name: str, value: Any, gpu: Optional[Gpu] = None) -> Operand:
     """The operand for an option that is an array, or a list where those will do."""
     if name in _LISTS:
         value = _arrays.numbers(name, value, _LISTS[name])
-    return _arrays.operand(name, value, writable=name in ("workspace", "status"))
+    return _arrays.operand(name, value, writable=name in ("workspace", "status"), gpu=gpu)
 
 
-def apply(call: Call, options: Mapping[str, Any]) -> List[Operand]:
-    """Hands the scalars among `options` to `call` and returns the tensors among them."""
+def apply(call: Call, options: Mapping[str, Any], gpu: Optional[Gpu]) -> List[Operand]:
+    """Hands the scalars among `options` but the stream to `call` and returns the tensors among them."""
     operands: List[Operand] = []
     for name, value in options.items():
         if name in _SETTERS:
             if value is not DEFAULTS[name]:
                 _SETTERS[name](call, name, value)
-        elif value is not None:
-            operands.append(tensor(name, value))
+        elif name in _NUMBERS and value is not DEFAULTS[name]:
+            _set_number(call, name, value, gpu)
+        elif name not in _NUMBERS and name != "stream" and value is not None:
+            operands.append(tensor(name, value, gpu))
     return operands
 
 

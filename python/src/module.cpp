@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <new>
+#include <optional>
 #include <tuple>
 
 #include "call.hpp"
+#include "cuda/driver.hpp"
 #include "dlpack.hpp"
 #include "merge.hpp"
 
@@ -48,9 +51,36 @@ nb::dlpack::dtype dlpack_dtype(std::string_view name) {
   throw Error(ErrorCode::internal, "no result has dtype " + std::string(name));
 }
 
-// Uninitialised memory that other libraries take over through DLPack; NumPy has no bfloat16 of its own to allocate.
-nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, std::string_view dtype_name) {
+void* new_on_cpu(std::size_t bytes) {
   constexpr std::size_t kAlignment = 64;  // what libraries ask for before they adopt memory without a copy
+  const std::size_t rounded = std::max((bytes + kAlignment - 1) / kAlignment, std::size_t{1}) * kAlignment;
+  void* data = std::aligned_alloc(kAlignment, rounded);
+  if (!data) throw std::bad_alloc();
+  return data;
+}
+
+/// Of a device: there for every stream when this is made.
+class GpuMemory {
+ public:
+  GpuMemory(std::size_t bytes, int device) : device_(device) {
+    const cuda::CurrentDevice current(device);
+    memory_.emplace(static_cast<std::int64_t>(bytes), nullptr);
+    cuda::synchronise(nullptr);
+  }
+  ~GpuMemory() {
+    const cuda::CurrentDevice current(device_);
+    memory_.reset();
+  }
+  void* data() const { return memory_->data(); }
+
+ private:
+  int device_;
+  std::optional<cuda::DeviceMemory> memory_;
+};
+
+// Uninitialised memory that other libraries take over through DLPack; NumPy has no bfloat16 of its own to allocate.
+nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, std::string_view dtype_name,
+                                 std::optional<int> device) {
   const nb::dlpack::dtype dtype = dlpack_dtype(dtype_name);
   std::size_t bytes = dtype.bits / 8U;
   std::vector<std::size_t> sizes;
@@ -58,11 +88,21 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, std::st
     sizes.push_back(static_cast<std::size_t>(size));
     if (__builtin_mul_overflow(bytes, sizes.back(), &bytes) || bytes > PTRDIFF_MAX) throw std::bad_alloc();
   }
-  const std::size_t rounded = std::max((bytes + kAlignment - 1) / kAlignment, std::size_t{1}) * kAlignment;
-  void* data = std::aligned_alloc(kAlignment, rounded);
-  if (!data) throw std::bad_alloc();
+  if (device) {
+    auto memory = std::make_unique<GpuMemory>(bytes, *device);
+    void* const data = memory->data();
+    const nb::capsule owner(memory.release(), [](void* pointer) noexcept { delete static_cast<GpuMemory*>(pointer); });
+    return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, dtype, nb::device::cuda::value,
+                                      *device);
+  }
+  void* const data = new_on_cpu(bytes);
   const nb::capsule owner(data, [](void* pointer) noexcept { std::free(pointer); });
   return nb::ndarray<nb::array_api>(data, sizes.size(), sizes.data(), owner, nullptr, dtype, nb::device::cpu::value, 0);
+}
+
+void synchronise(int device, std::uintptr_t stream) {
+  const cuda::CurrentDevice current(device);
+  cuda::synchronise(reinterpret_cast<cuda::Stream>(stream));
 }
 
 void bind_operand(nb::module_& module) {
@@ -75,10 +115,10 @@ void bind_operand(nb::module_& module) {
           nb::arg("name"), nb::arg("array"), nb::arg("dtype"), nb::arg("writable"))
       .def_static(
           "from_dlpack",
-          [](std::string name, nb::object array, bool writable) {
-            return Operand::from_dlpack(std::move(name), array, writable ? Access::write : Access::read);
+          [](std::string name, nb::object array, bool writable, std::optional<std::uintptr_t> stream) {
+            return Operand::from_dlpack(std::move(name), array, writable ? Access::write : Access::read, stream);
           },
-          nb::arg("name"), nb::arg("array"), nb::arg("writable"))
+          nb::arg("name"), nb::arg("array"), nb::arg("writable"), nb::arg("stream").none())
       .def_prop_ro("name", &Operand::name)
       .def_prop_ro("dtype", [](const Operand& operand) { return name(operand.dtype()); })
       .def_prop_ro("shape", [](const Operand& operand) { return nb::tuple(nb::cast(operand.shape())); })
@@ -114,6 +154,7 @@ void bind_call(nb::module_& module) {
           },
           nb::arg("origin"))
       .def("forward", &Call::forward, nb::call_guard<nb::gil_scoped_release>())
+      .def("prepare", &Call::prepare, nb::call_guard<nb::gil_scoped_release>())
       .def("backward", &Call::backward, nb::call_guard<nb::gil_scoped_release>())
       .def("workspace_size", &Call::workspace_size, nb::call_guard<nb::gil_scoped_release>())
       .def("backward_workspace_size", &Call::backward_workspace_size, nb::call_guard<nb::gil_scoped_release>())
@@ -128,6 +169,9 @@ void bind_call(nb::module_& module) {
   option<bool, &Options::check>(call, "check");
   option<int, &Options::num_splits>(call, "num_splits");
   option<int, &Options::threads>(call, "threads");
+  call.def_prop_rw(
+      "stream", [](Call& self) { return reinterpret_cast<std::uintptr_t>(self.options().stream); },
+      [](Call& self, std::uintptr_t value) { self.options().stream = reinterpret_cast<void*>(value); });
 }
 
 void bind_explanation(nb::module_& module) {
@@ -187,7 +231,9 @@ NB_MODULE(_core, module) {
   module.def("merge", &merge, nb::arg("parts"), nb::arg("out"), nb::arg("sinks").none());
   module.def("merge_backward", &merge_backward, nb::arg("parts"), nb::arg("dout"), nb::arg("dlse").none(),
              nb::arg("gradients"), nb::arg("sinks").none(), nb::arg("dsinks").none());
-  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"));
+  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("device") = nb::none());
+  module.def("synchronise", &synchronise, nb::arg("device"), nb::arg("stream"),
+             nb::call_guard<nb::gil_scoped_release>());
   module.def("info", &narrows::info);
   module.def("version", &narrows::version);
 }

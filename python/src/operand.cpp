@@ -47,25 +47,29 @@ DType dtype_of_buffer(const std::string& name, const Py_buffer& buffer, std::str
 
 // --------------------------------------------------------------------------------------------------------------- DLPack
 
-void require_cpu(const std::string& name, nb::handle array) {
-  if (!nb::hasattr(array, "__dlpack_device__")) return;
+Device device_of(const std::string& name, nb::handle array) {
+  if (!nb::hasattr(array, "__dlpack_device__")) return {};
   const nb::object device = array.attr("__dlpack_device__")();
   const long type = nb::cast<long>(nb::int_(device[0]));
   const long index = nb::cast<long>(nb::int_(device[1]));
-  if (type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost) return;
-  const std::string kind = type == dlpack::kCuda ? "cuda" : "DLPack type " + std::to_string(type);
-  refuse(ErrorCode::not_implemented, name, text("device ", kind, ":", index),
-         "this build computes on the CPU, so memory must be the CPU's; move it there first");
+  if (type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost) return {};
+  if (type == dlpack::kCuda) return {DeviceKind::cuda, static_cast<int>(index)};
+  refuse(ErrorCode::not_implemented, name, text("device DLPack type ", type, ":", index),
+         "memory must be the CPU's or a CUDA device's; move it there first");
 }
 
-nb::object export_capsule(nb::handle array) {
+nb::object export_capsule(nb::handle array, std::optional<std::uintptr_t> stream) {
   const nb::object method = array.attr("__dlpack__");
+  nb::dict options;
+  if (stream) options["stream"] = *stream;
+  nb::dict with_version = nb::borrow<nb::dict>(options.attr("copy")());
+  with_version["max_version"] = nb::make_tuple(dlpack::kMajor, 0);
   try {
-    return method(nb::arg("max_version") = nb::make_tuple(dlpack::kMajor, 0));
+    return method(**with_version);
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) throw;  // a TypeError: an exporter from before DLPack 1.0 knows no max_version
   }
-  return method();
+  return method(**options);
 }
 
 struct Imported {
@@ -83,6 +87,7 @@ template <class M> M* consume(nb::handle capsule, const char* name, const char* 
 
 template <class M> std::shared_ptr<void> own(M* managed) {
   return {managed, [](void* pointer) {
+            const nb::error_scope pending;  // a deleter may run Python code, and this may be on the way out of an error
             M* held = static_cast<M*>(pointer);
             if (held->deleter) held->deleter(held);
           }};
@@ -166,13 +171,15 @@ Operand Operand::from_buffer(std::string name, nb::handle array, std::string_vie
   return operand;
 }
 
-Operand Operand::from_dlpack(std::string name, nb::handle array, Access access) {
-  require_cpu(name, array);
-  const Imported imported = import_capsule(name, export_capsule(array));
+Operand Operand::from_dlpack(std::string name, nb::handle array, Access access, std::optional<std::uintptr_t> stream) {
+  const Device device = device_of(name, array);
+  if (device.kind == DeviceKind::cpu) stream.reset();  // has none
+  const Imported imported = import_capsule(name, export_capsule(array, stream));
   if (access == Access::write && imported.read_only) {
     refuse_value(name, "read-only", kWriteRule);
   }
   Operand operand(std::move(name), imported.owner);
+  operand.device_ = device;
   operand.dtype_ = dtype_of_dlpack(operand.name_, imported.tensor);
   require_rank(operand.name_, static_cast<std::size_t>(imported.tensor.rank));
   if (imported.tensor.data) operand.data_ = static_cast<std::byte*>(imported.tensor.data) + imported.tensor.byte_offset;
@@ -243,7 +250,7 @@ Tensor Operand::tensor() const {
   if (shape_.size() > Dims::kMaxRank) {
     refuse_value(name_, "shape " + shape_text(shape_), text("must have at most ", Dims::kMaxRank, " axes"));
   }
-  Tensor tensor{data_, dtype_, {}, {}, Device{}};
+  Tensor tensor{data_, dtype_, {}, {}, device_};
   for (const std::int64_t size : shape_) tensor.shape.push_back(size);
   for (const std::int64_t stride : strides_) tensor.strides.push_back(stride);
   return tensor;

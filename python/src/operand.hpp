@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <narrows/narrows.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,8 +23,9 @@ class Operand {
   /// A NumPy array. `dtype` names the element type where NumPy cannot export it (bf16, given as a view of 16-bit
   /// integers), else it is empty.
   static Operand from_buffer(std::string name, nb::handle array, std::string_view dtype, Access access);
-  /// Any object with __dlpack__, in memory that the CPU can address.
-  static Operand from_dlpack(std::string name, nb::handle array, Access access);
+  /// Any object with __dlpack__, in memory that the CPU can address or a CUDA device's. `stream`: DLPack's number for the
+  /// CUDA stream on which its elements will be read or written.
+  static Operand from_dlpack(std::string name, nb::handle array, Access access, std::optional<std::uintptr_t> stream);
 
   const std::string& name() const { return name_; }
   DType dtype() const { return dtype_; }
@@ -43,6 +45,7 @@ class Operand {
   std::string name_;
   std::shared_ptr<void> owner_;
   void* data_ = nullptr;
+  Device device_;
   DType dtype_ = DType::fp32;
   std::vector<std::int64_t> shape_;
   std::vector<std::int64_t> strides_;  // in elements

@@ -1,10 +1,14 @@
 // Read this first: a call becomes a Problem (facts), a Plan (decisions) and Buffers (addresses), and a backend runs it.
 #include "api/explained.hpp"
+#include "api/machine.hpp"
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
+#include "cuda/forward.hpp"
+#include "cuda/machine.hpp"
+#include "cuda/run.hpp"
 #include "plan/plan.hpp"
 
 #include <narrows/narrows.hpp>
@@ -26,15 +30,18 @@ void write_status(const Tensor& status) {
   for (std::int64_t i = 0; i < 4; ++i) values[i * step] = 0;
 }
 
-void check_workspace(const Problem& problem, const Plan& plan) {
-  const std::int64_t need = plan.lent_workspace_bytes();
-  if (problem.workspace_bytes >= 0 && problem.workspace_bytes < need)
-    refuse_value("workspace", text(problem.workspace_bytes, " bytes"), text("this call needs ", need), to_text(need));
+bool on_gpu(const Call& call) { return call.problem.device.kind == DeviceKind::cuda; }
+
+Plan chosen(const Call& call, const Options& options) {
+  return choose(call.problem, work(call), machine_of(call.problem.device), forced_family(options)).plan;
 }
 
 Plan planned(const Call& call, const Options& options) {
-  Plan plan = choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan;
-  check_workspace(call.problem, plan);
+  Plan plan = chosen(call, options);
+  const std::int64_t need = plan.lent_workspace_bytes();
+  const std::int64_t given = call.problem.workspace_bytes;
+  if (given >= 0 && given < need)
+    refuse_value("workspace", text(given, " bytes"), text("this call needs ", need), to_text(need));
   return plan;
 }
 
@@ -43,11 +50,16 @@ Plan planned(const Call& call, const Options& options) {
 void forward(const Inputs& in, const Outputs& out, const Options& options) {
   const Call call = make_forward(in, out, options);
   const Plan plan = planned(call, options);
+  if (on_gpu(call)) return cuda::run(call, plan, options.check || environment::check());
   cpu::run_forward(call.problem, plan, call.buffers);
   write_status(options.status);
 }
 
-void prepare(const Inputs& in, const Options& options) { planned(make_explained(in, options), options); }
+void prepare(const Inputs& in, const Options& options) {
+  const Call call = make_explained(in, options);
+  const Plan plan = planned(call, options);
+  if (on_gpu(call)) cuda::prepare_forward(call.problem, plan);
+}
 
 void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Call call = make_backward(in, out, options);
@@ -57,13 +69,11 @@ void backward(const BackwardInputs& in, const Gradients& out, const Options& opt
 }
 
 std::int64_t workspace_size(const Inputs& in, const Options& options) {
-  const Call call = make_explained(in, options);
-  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
+  return chosen(make_explained(in, options), options).lent_workspace_bytes();
 }
 
 std::int64_t backward_workspace_size(const Inputs& in, const Options& options) {
-  const Call call = make_explained_backward(in, options);
-  return choose(call.problem, work(call), cpu::machine(), forced_family(options)).plan.lent_workspace_bytes();
+  return chosen(make_explained_backward(in, options), options).lent_workspace_bytes();
 }
 
 Explanation explain(const Inputs& in, const Options& options) {
@@ -77,9 +87,12 @@ Info info() {
             .instruction_set = std::string(machine.instruction_sets.front()),
             .threads = machine.threads,
             .families = {}};
-  for (const Family& family : families())
-    info.families.push_back(
-        {std::string(family.name), true, text(machine.name, ", ", machine.instruction_sets.front())});
+  const cuda::Presence gpus = cuda::presence();
+  for (const Family& family : families()) {
+    const bool gpu = family.device == DeviceKind::cuda;
+    info.families.push_back({std::string(family.name), !gpu || gpus.devices > 0,
+                             gpu ? gpus.detail : text(machine.name, ", ", machine.instruction_sets.front())});
+  }
   return info;
 }
 

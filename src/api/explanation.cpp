@@ -1,4 +1,5 @@
 #include "api/explained.hpp"
+#include "api/machine.hpp"
 #include "core/error.hpp"
 #include "cpu/machine.hpp"
 #include "cpu/peak.hpp"
@@ -43,7 +44,8 @@ double intensity(double flops, std::int64_t bytes) { return bytes > 0 ? flops / 
 
 Explanation explained(const Call& call, std::string_view family) {
   const Work cost = work(call);
-  const Machine machine = cpu::measured(cpu::machine());
+  const Device& device = call.problem.device;
+  const Machine machine = device.kind == DeviceKind::cuda ? machine_of(device) : cpu::measured(cpu::machine());
   Choice choice = choose(call.problem, cost, machine, family);
   const Prediction three_kernel =
       predict(cost.three_kernel_flops, cost.three_kernel_bytes, machine.flops_per_second, machine.bytes_per_second);

@@ -181,7 +181,7 @@ static void test_struct_sizes(void) {
   call.options.struct_size = sizeof(void*);
   EXPECT_REFUSED(
       forward(&call), narrows_invalid_value,
-      "options.struct_size: 8: must be the sizeof of the struct in the caller's header; nearest legal: 2736");
+      "options.struct_size: 8: must be the sizeof of the struct in the caller's header; nearest legal: 2744");
   narrows_explanation explanation = narrows_explanation_default();
   explanation.struct_size = 136;
   fill(&call);
@@ -207,8 +207,8 @@ static void test_newer_caller(void) {
   newer.added = 1;
   char text[200];
   snprintf(text, sizeof text,
-           "options.struct_size: 2744: a field beyond the 2736 bytes that this library (%s) knows is set; "
-           "nearest legal: 2736",
+           "options.struct_size: 2752: a field beyond the 2744 bytes that this library (%s) knows is set; "
+           "nearest legal: 2744",
            narrows_version());
   EXPECT_REFUSED(narrows_forward(&call.in, &call.out, &newer.known), narrows_invalid_value, text);
   EXPECT(untouched(&call));
@@ -231,6 +231,18 @@ static void test_explain(void) {
   EXPECT(strcmp(explanation.limited_by, "compute") == 0 || strcmp(explanation.limited_by, "memory") == 0);
   EXPECT(explanation.refused != NULL);
   narrows_free(explanation.memory);
+}
+
+static void test_prepare_and_stream(void) {
+  small_call call;
+  fill(&call);
+  EXPECT(narrows_prepare(&call.in, &call.options) == narrows_ok);
+  EXPECT(narrows_prepare(&call.in, NULL) == narrows_ok);
+  EXPECT_REFUSED(narrows_prepare(NULL, NULL), narrows_invalid_value, "in: NULL: this argument is required");
+  call.options.stream = &call;
+  const char* text = "stream: given: a call on the CPU has none; nearest legal: null";
+  EXPECT_REFUSED(narrows_prepare(&call.in, &call.options), narrows_invalid_value, text);
+  EXPECT_REFUSED(forward(&call), narrows_invalid_value, text);
 }
 
 static void test_info_and_names(void) {
@@ -290,6 +302,7 @@ int main(void) {
   test_struct_sizes();
   test_newer_caller();
   test_explain();
+  test_prepare_and_stream();
   test_info_and_names();
   test_last_error_is_of_its_thread();
   return report();

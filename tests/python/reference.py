@@ -17,7 +17,7 @@ UNIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-21, "float64"
 
 RULES = ("scale", "softcap", "causal", "chunk", "dropout", "seed", "offset", "origin", "rotary_interleaved")
 # What changes how a result is computed, but no value.
-WAYS = ("threads", "family", "window", "num_splits", "deterministic", "batch_invariant", "workspace", "status", "check")
+WAYS = ("threads", "family", "window", "num_splits", "deterministic", "batch_invariant", "workspace", "status", "check", "stream")
 
 
 def double(x):

@@ -325,7 +325,7 @@ def refused(kind, text, *, without=(), **options):
 
 
 def test_exact_refusals():
-    rule = "must be a NumPy array or a CPU tensor with __dlpack__"
+    rule = "must be a NumPy array or a tensor with __dlpack__"
     refused(TypeError, f"lse: NoneType: {rule}", lse=None)
     refused(TypeError, f"dout: float: {rule}", dout=1.0)
     refused(TypeError, "attention_backward() has no argument 'softmax_scale'; did you mean 'scale'?", softmax_scale=1.0)

@@ -340,7 +340,7 @@ def test_exact_refusals():
     refused(
         ValueError, "cache_seqlens[0]: -1: must be in [0, 12], the cache's capacity; nearest legal: 0", cache_seqlens=-1
     )
-    rule = "must be a NumPy array or a CPU tensor with __dlpack__"
+    rule = "must be a NumPy array or a tensor with __dlpack__"
     refused(TypeError, f"cache_seqlens: bool: {rule}", cache_seqlens=True)
     refused(TypeError, f"cache_seqlens: float: {rule}", cache_seqlens=5.0)
     refused(TypeError, "k: fp16: must be q's dtype; nearest legal: fp32", cache(dtype=np.float16), **new_keys(2, 1))

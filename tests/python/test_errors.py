@@ -29,9 +29,9 @@ def test_unknown_keywords():
 
 
 def test_arrays():
-    refused(TypeError, "q: list: must be a NumPy array or a CPU tensor with __dlpack__", [[1.0]], K, V)
-    refused(TypeError, "bias: float: must be a NumPy array or a CPU tensor with __dlpack__", bias=1.0)
-    refused(TypeError, "mask: list: must be a NumPy array or a CPU tensor with __dlpack__", mask=[True])
+    refused(TypeError, "q: list: must be a NumPy array or a tensor with __dlpack__", [[1.0]], K, V)
+    refused(TypeError, "bias: float: must be a NumPy array or a tensor with __dlpack__", bias=1.0)
+    refused(TypeError, "mask: list: must be a NumPy array or a tensor with __dlpack__", mask=[True])
     rule = "must be float16, bfloat16, float32, float64, int32, int64, uint8 or bool"
     refused(TypeError, f"k: dtype complex64: {rule}", Q, K.astype(np.complex64), V)
     refused(TypeError, f"k: dtype int16: {rule}", Q, K.astype(np.int16), V)

@@ -204,7 +204,7 @@ def test_exact_refusals():
     refused(TypeError, "parts: ndarray: must be a list of pairs (o, lse)", o)
     refused(TypeError, "parts[1]: ndarray: must be a pair (o, lse)", [other, o])
     refused(TypeError, "parts[1]: tuple: must be a pair (o, lse)", [other, (o,)])
-    refused(TypeError, "parts[0].lse: NoneType: must be a NumPy array or a CPU tensor with __dlpack__", [(o, None)])
+    refused(TypeError, "parts[0].lse: NoneType: must be a NumPy array or a tensor with __dlpack__", [(o, None)])
     refused(ValueError, "parts[0].o: shape (4, 6): must have 4 axes, or 3 for varlen", [(o[0, 0], lse)])
     refused(
         TypeError, "parts[0].o: int32: must be fp16, bf16, fp32 or fp64 (fp8 comes later)", [(o.astype(np.int32), lse)]

@@ -32,15 +32,17 @@ def test_every_field_of_the_header_is_an_argument():
     fields = header.split("struct Options {")[1].split("\n};")[0]
     fields = re.sub(r"//.*", "", fields)
     names = {
-        re.split("[={]", name)[0].strip()
-        for line in re.findall(r"^\s*[\w:<>]+ ([^;(]+);", fields, re.MULTILINE)
+        re.split("[={]", name)[0].strip(" *")
+        for line in re.findall(r"^\s*[\w:<>]+\*? ([^;(]+);", fields, re.MULTILINE)
         for name in line.split(",")
     }
     own = {
         narrows.attention: {"q", "k", "v", "o", "lse", "return_lse"},
         narrows.attention_with_cache: {"q", "k_cache", "v_cache", "o", "lse", "return_lse"},
         narrows.attention_backward: {"q", "k", "v", "o", "lse", "dout", "dlse", "wanted", *narrows.Gradients._fields},
-        **dict.fromkeys((narrows.explain, narrows.workspace_size, narrows.backward_workspace_size), {"q", "k", "v"}),
+        **dict.fromkeys(
+            (narrows.explain, narrows.prepare, narrows.workspace_size, narrows.backward_workspace_size), {"q", "k", "v"}
+        ),
     }
     for function, arguments in own.items():
         assert names and names | arguments == set(inspect.signature(function).parameters)
@@ -52,7 +54,7 @@ def test_every_field_of_the_header_is_an_argument():
 
 def test_every_function_has_help():
     functions = [x for x in map(narrows.__dict__.get, narrows.__all__) if inspect.isfunction(x)]
-    assert len(functions) == 9 and all(function.__doc__ for function in functions)
+    assert len(functions) == 10 and all(function.__doc__ for function in functions)
 
 
 def test_info():

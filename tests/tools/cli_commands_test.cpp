@@ -1,6 +1,7 @@
 // narrows explain, info, --help: what they print.
 #include <gmock/gmock.h>
 
+#include "cuda/machine.hpp"
 #include "tests/tools/cli_support.hpp"
 
 namespace narrows::cli {
@@ -66,7 +67,7 @@ TEST(CliExplain, takes_the_calls_of_a_file) {
 }
 
 TEST(CliExplain, text_says_what_limits) {
-  const Outcome outcome = narrows({"explain", "--sq", "128", "--d", "64"});
+  const Outcome outcome = narrows({"explain", "--sq", "128", "--d", "64", "--device", "cpu"});
   EXPECT_EQ(outcome.code, 0);
   for (const char* part : {"three", "FLOP", "intensity", "predicted", "limited by", "family cpu"})
     EXPECT_THAT(outcome.out, HasSubstr(part));
@@ -86,8 +87,11 @@ TEST(CliInfo, names_instruction_sets_families_and_variables) {
     EXPECT_TRUE(set["name"] != "portable" || set["available"] == true);
   }
   EXPECT_EQ(chosen, 1);
-  EXPECT_EQ(info["families"][0]["name"], "cpu");
-  EXPECT_EQ(info["families"][0]["available"], true);
+  EXPECT_EQ(info["families"][0]["name"], "sm80");
+  EXPECT_EQ(info["families"][0]["available"], cuda::presence().devices > 0);
+  EXPECT_EQ(info["families"][0]["detail"], cuda::presence().detail);
+  EXPECT_EQ(info["families"][1]["name"], "cpu");
+  EXPECT_EQ(info["families"][1]["available"], true);
   bool found = false;
   for (const Json& variable : info["environment"])
     found = found || (variable["name"] == "NARROWS_THREADS" && variable["value"] == "3");
