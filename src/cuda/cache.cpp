@@ -23,8 +23,8 @@ void Cache::find_packs() {
     for (const PrivateFolder::Entry& entry : folder.entries())
       if (entry.name.ends_with(".pack"))
         add([&] { return Pack(folder.open(entry.name), settings_.disk.folder + "/" + entry.name); });
-  if (std::error_code failure; std::filesystem::exists(settings_.own_pack, failure))
-    add([&] { return open_pack(settings_.own_pack); });
+  for (const std::string& path : settings_.own_packs)
+    if (std::error_code failure; std::filesystem::exists(path, failure)) add([&] { return open_pack(path); });
   const std::lock_guard lock(mutex_);
   packs_.insert(packs_.end(), found.begin(), found.end());
 }
@@ -59,7 +59,7 @@ Binary Cache::find_or_compile(const Digest& key, const Program& program, std::st
 }
 
 std::shared_ptr<const Binary> Cache::get(const Program& program, std::string_view architecture) {
-  const Digest key = content_key(program, architecture, settings_.sources);
+  const Digest key = this->key(program, architecture);
   std::shared_ptr<Slot> slot;
   {
     const std::lock_guard lock(mutex_);
@@ -76,7 +76,8 @@ Cache& cache() {
   static Cache& only = *[] {
     Cache::Settings settings;
     settings.disk = disk_settings();
-    if (const std::string folder = own_folder(); !folder.empty()) settings.own_pack = folder + "/narrows.pack";
+    if (const std::filesystem::path folder = own_folder(); !folder.empty())
+      settings.own_packs = {folder / "narrows.pack", folder / NARROWS_LIBRARY_FROM_PROGRAM / "narrows.pack"};
     settings.version = [] {
       const FoundCompiler found = find_compiler();
       if (found.path.empty()) throw Error(ErrorCode::not_implemented, "cuda: " + found.absence);

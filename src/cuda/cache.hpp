@@ -17,7 +17,7 @@ class Cache {
  public:
   struct Settings {
     DiskCache::Settings disk;
-    std::string own_pack;  // a pack that is used where it is there
+    std::vector<std::string> own_packs;  // packs that are used where they are there
     std::span<const SourceFile> sources = embedded_sources();
     /// Of the compiler that `compile` uses. Both throw Error where there is none.
     std::function<CompilerVersion()> version;
@@ -28,6 +28,10 @@ class Cache {
   /// Equal programs asked for at once are compiled once, in this process and, where the disk is of use, in all; different
   /// ones at the same time. Throws Error.
   std::shared_ptr<const Binary> get(const Program& program, std::string_view architecture);
+  /// What it is found by.
+  Digest key(const Program& program, std::string_view architecture) const {
+    return content_key(program, architecture, settings_.sources);
+  }
   /// Asked before those that are there. Throws Error (invalid_file).
   void add_pack(const std::string& path);
   DiskCache& disk() { return disk_; }

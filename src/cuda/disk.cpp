@@ -23,7 +23,6 @@ std::string entry_name(const Digest& key, CompilerVersion compiler) {
   return key.hex() + std::string(kEntryMark) + compiler.text();
 }
 
-bool is_entry(std::string_view name) { return name.find(kEntryMark) != std::string_view::npos; }
 bool is_passing(std::string_view name) { return name.starts_with(kTemporary) || name.ends_with(kLockMark); }
 
 std::optional<Binary> read(const File& file, const Digest& key) {
@@ -49,6 +48,8 @@ bool is_current(const PrivateFolder& folder, const std::string& name, const File
 }
 
 }  // namespace
+
+bool is_kernel(std::string_view name) { return name.find(kEntryMark) != std::string_view::npos; }
 
 DiskCache::Lock::Lock(const PrivateFolder& folder, std::string name, std::chrono::milliseconds limit)
     : name_(std::move(name)) {
@@ -113,11 +114,11 @@ void DiskCache::trim() {
   i64 total = 0;
   for (const PrivateFolder::Entry& entry : all) {
     if (is_passing(entry.name) && entry.used < now() - kStale) folder_.remove(entry.name);
-    if (is_entry(entry.name)) total += entry.bytes;
+    if (is_kernel(entry.name)) total += entry.bytes;
   }
   for (const PrivateFolder::Entry& entry : all) {
     if (total <= settings_.limit_bytes) return;
-    if (is_entry(entry.name) && folder_.remove(entry.name)) total -= entry.bytes;
+    if (is_kernel(entry.name) && folder_.remove(entry.name)) total -= entry.bytes;
   }
 }
 
@@ -131,7 +132,7 @@ std::vector<DiskCache::Entry> DiskCache::entries() {
   if (!folder()) return sound;
   for (const PrivateFolder::Entry& entry : folder_.entries()) {
     const std::optional<Digest> key = Digest::from_hex(entry.name.substr(0, entry.name.find(kEntryMark)));
-    if (!key || !is_entry(entry.name)) continue;
+    if (!key || !is_kernel(entry.name)) continue;
     if (std::optional<Binary> binary = read(folder_.open(entry.name), *key))
       sound.push_back({std::move(*binary), entry.bytes, entry.used});
   }
@@ -143,7 +144,7 @@ i64 DiskCache::clear() {
   if (!folder()) return removed;
   for (const PrivateFolder::Entry& entry : folder_.entries()) {
     if (is_passing(entry.name)) folder_.remove(entry.name);
-    if (is_entry(entry.name) && folder_.remove(entry.name)) ++removed;
+    if (is_kernel(entry.name) && folder_.remove(entry.name)) ++removed;
   }
   return removed;
 }

@@ -65,6 +65,9 @@ class DiskCache {
   std::atomic<bool> has_warned_ = false, is_writable_ = true;
 };
 
+/// Of a file in the folder: whether it is a compiled kernel.
+bool is_kernel(std::string_view name);
+
 /// As NARROWS_CACHE and the default folder say.
 DiskCache::Settings disk_settings();
 

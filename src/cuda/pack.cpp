@@ -12,12 +12,12 @@
 namespace narrows::cuda {
 namespace {
 
-constexpr std::string_view kMagic{"narrows pack 1\n\0", 16};
+constexpr std::string_view kPackMagic{"narrows pack 1\n\0", 16};
 constexpr std::size_t kKeyBytes = sizeof(Digest::bytes);
 constexpr std::size_t kPlaceBytes = kKeyBytes + 2 * sizeof(u64);
-constexpr std::size_t kFrontBytes = kMagic.size() + sizeof(u64);
+constexpr std::size_t kFrontBytes = kPackMagic.size() + sizeof(u64);
 
-void put(std::string& bytes, u64 value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); }
+void put_u64(std::string& bytes, u64 value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof value); }
 
 u64 number_at(std::string_view bytes, std::size_t at) {
   u64 value = 0;
@@ -34,8 +34,8 @@ Pack::Pack(File file, const std::string& name) : file_(std::move(file)) {
 bool Pack::read_index() {
   const u64 size = static_cast<u64>(std::max<i64>(file_.size(), 0));
   std::string front(kFrontBytes, '\0');
-  if (!file_.read(0, front.data(), front.size()) || !front.starts_with(kMagic)) return false;
-  const u64 count = number_at(front, kMagic.size());
+  if (!file_.read(0, front.data(), front.size()) || !front.starts_with(kPackMagic)) return false;
+  const u64 count = number_at(front, kPackMagic.size());
   if (count > size / kPlaceBytes) return false;
   const std::size_t index_bytes = static_cast<std::size_t>(count) * kPlaceBytes;
   const std::size_t entries_begin = kFrontBytes + index_bytes + kKeyBytes;
@@ -78,14 +78,14 @@ std::string pack_bytes(std::span<const PackEntry> entries) {
   std::vector<const PackEntry*> sorted;
   for (const PackEntry& entry : entries) sorted.push_back(&entry);
   std::sort(sorted.begin(), sorted.end(), [](const PackEntry* a, const PackEntry* b) { return a->key < b->key; });
-  std::string bytes(kMagic), content;
-  put(bytes, sorted.size());
+  std::string bytes(kPackMagic), content;
+  put_u64(bytes, sorted.size());
   const std::size_t entries_begin = kFrontBytes + sorted.size() * kPlaceBytes + kKeyBytes;
   for (const PackEntry* entry : sorted) {
     const std::string written = write_entry(entry->key, entry->binary);
     bytes += entry->key.view();
-    put(bytes, entries_begin + content.size());
-    put(bytes, written.size());
+    put_u64(bytes, entries_begin + content.size());
+    put_u64(bytes, written.size());
     content += written;
   }
   bytes += digest(bytes).view();

@@ -109,7 +109,7 @@ TEST_F(PackTest, NeedsNoCompiler) {
 
 TEST_F(PackTest, BesideTheLibraryAndInTheCacheFolder) {
   Cache::Settings some = closed();
-  some.own_pack = save(bytes_of(1));
+  some.own_packs = {save(bytes_of(1)), (directory_ / "absent.pack").string()};
   ASSERT_EQ(mkdir(folder().c_str(), 0700), 0);
   const std::vector<PackEntry> two{{key_of(small_program(2)), stand_in(small_program(2), "sm_80")}};
   files::save(file("two.pack"), pack_bytes(two));
