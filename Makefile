@@ -9,7 +9,7 @@ VENV_PYTHON := build/venv/bin/python
 CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
 
 .PHONY: help demo test test-cpp test-python sanitize asan tsan neon mutations fuzz bench microbench format format-check \
-    clean cli
+    clean cli nvrtc-12
 
 help:
 	@echo "make demo          build the command and run it on the example of a real model"
@@ -55,6 +55,9 @@ test-cpp:
 test-python: build/venv/package.stamp
 	@mkdir -p build/results
 	$(VENV_PYTHON) -m pytest tests/python --junitxml build/results/pytest.xml
+
+nvrtc-12:
+	scripts/fetch-nvrtc build/nvrtc-12
 
 build/venv/requirements.stamp: python/requirements-test.txt
 	@scripts/install-dependencies test

@@ -9,6 +9,9 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/narrows-config.cmake.
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/narrows-config-version.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/narrows-config.cmake" "${PROJECT_BINARY_DIR}/narrows-config-version.cmake"
   DESTINATION "${narrows_package_dir}")
+if(NARROWS_PACK)
+  install(FILES "${NARROWS_PACK}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME narrows.pack)
+endif()
 # Relative to the .pc file where the folders are, so that an installed tree can be moved.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(narrows_pc_prefix "${CMAKE_INSTALL_PREFIX}")

@@ -67,6 +67,18 @@ if(narrows_test_sources)
   narrows_test_program(narrows_thread_tests)
 endif()
 
+# What is asked of CUDA's driver, with a stand-in for it: in a program of its own, because a process finds one driver.
+add_library(narrows_fake_cuda MODULE "${PROJECT_SOURCE_DIR}/tests/cuda/fake/libcuda.cpp")
+narrows_own_code(narrows_fake_cuda)
+target_include_directories(narrows_fake_cuda PRIVATE
+  "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/include")
+target_link_options(narrows_fake_cuda PRIVATE "LINKER:-soname,libcuda.so.1")
+add_executable(narrows_driver_tests "${PROJECT_SOURCE_DIR}/tests/cuda/fake/driver_test.cpp")
+narrows_test_program(narrows_driver_tests)
+add_dependencies(narrows_driver_tests narrows_fake_cuda)
+target_compile_definitions(narrows_driver_tests PRIVATE NARROWS_FAKE_CUDA="$<TARGET_FILE:narrows_fake_cuda>")
+gtest_discover_tests(narrows_driver_tests DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 60)
+
 if(Python3_FOUND)
   set(narrows_python "${Python3_EXECUTABLE}" -B)
   add_test(NAME layers COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers.py" "${PROJECT_SOURCE_DIR}")

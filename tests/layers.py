@@ -24,9 +24,9 @@ MAX_LINES = 400
 
 # C++ headers have neither suffix nor folder; of the others, these belong to the language, the system or the compiler.
 C_HEADERS = {
-    "dlfcn.h", "errno.h", "fcntl.h", "float.h", "limits.h", "pthread.h", "sched.h", "stdbool.h", "stddef.h", "stdint.h", "stdlib.h",
-    "string.h", "time.h", "unistd.h", "cpuid.h", "immintrin.h", "arm_neon.h", "sys/auxv.h", "sys/file.h", "sys/mman.h", "sys/stat.h",
-    "sys/syscall.h", "sys/types.h", "asm/hwcap.h", "linux/futex.h", "asm/prctl.h",
+    "dirent.h", "dlfcn.h", "errno.h", "fcntl.h", "float.h", "limits.h", "pthread.h", "sched.h", "stdbool.h", "stddef.h", "stdint.h",
+    "stdlib.h", "string.h", "time.h", "unistd.h", "cpuid.h", "immintrin.h", "arm_neon.h", "sys/auxv.h", "sys/file.h", "sys/mman.h",
+    "sys/stat.h", "sys/syscall.h", "sys/types.h", "asm/hwcap.h", "linux/futex.h", "asm/prctl.h",
 }
 
 # A directive is kept; comments and literals are blanked so that text in them is not taken for a directive.

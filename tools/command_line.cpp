@@ -16,6 +16,10 @@ CLI::App& add_command(CLI::App& app, const std::string& name, const std::string&
   return command;
 }
 
+void require_command(CLI::App& command) { command.require_subcommand(1); }
+
+bool is_given(const CLI::App& command) { return command.parsed(); }
+
 void add_option(CLI::App& command, const std::string& name, const OptionText& text, SetOption set) {
   const std::string called = name.substr(name.rfind(',') + 1);
   command
@@ -45,6 +49,10 @@ void add_flag(CLI::App& command, const std::string& name, bool& flag, const Opti
 
 void add_files(CLI::App& command, std::vector<std::string>& paths, const std::string& help, bool required) {
   command.add_option("FILE", paths, help)->required(required);
+}
+
+void add_file(CLI::App& command, std::string& path, const std::string& help) {
+  command.add_option("FILE", path, help)->required();
 }
 
 std::vector<std::string> normalised(int count, const char* const* arguments) {

@@ -14,6 +14,9 @@ namespace narrows::cli {
 /// A command named `name`. `examples` stand at the end of its help.
 CLI::App& add_command(CLI::App& app, const std::string& name, const std::string& description,
                       const std::string& examples);
+/// One of the commands of `command` must be given.
+void require_command(CLI::App& command);
+bool is_given(const CLI::App& command);
 
 /// How an option looks in the help.
 struct OptionText {
@@ -28,6 +31,7 @@ void add_option(CLI::App& command, const std::string& name, const OptionText& te
 void add_repeatable_option(CLI::App& command, const std::string& name, const OptionText& text, SetOption set);
 void add_flag(CLI::App& command, const std::string& name, bool& flag, const OptionText& text);
 void add_files(CLI::App& command, std::vector<std::string>& paths, const std::string& help, bool required);
+void add_file(CLI::App& command, std::string& path, const std::string& help);
 
 /// Long options with underscores get dashes, and "--causal top_left" its "=": the forms that the parser knows.
 std::vector<std::string> normalised(int count, const char* const* arguments);

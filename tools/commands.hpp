@@ -22,5 +22,6 @@ Command add_run(CLI::App& app);
 Command add_explain(CLI::App& app);
 Command add_info(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_cache(CLI::App& app);
 
 }  // namespace narrows::cli

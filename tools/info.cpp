@@ -13,6 +13,7 @@
 #include "cpu/tile_kernels.hpp"
 #include "tools/commands.hpp"
 #include "tools/files/failure.hpp"
+#include "tools/info_cuda.hpp"
 
 namespace narrows::cli {
 namespace {
@@ -45,8 +46,13 @@ std::string state_of(const InstructionSetInfo& set, const Info& info) {
 }
 
 std::string as_json(const Info& info) {
-  Json object{{"version", info.version},           {"cpu", info.cpu},         {"instruction_set", info.instruction_set},
-              {"instruction_sets", Json::array()}, {"threads", info.threads}, {"families", Json::array()},
+  Json object{{"version", info.version},
+              {"cpu", info.cpu},
+              {"instruction_set", info.instruction_set},
+              {"instruction_sets", Json::array()},
+              {"threads", info.threads},
+              {"families", Json::array()},
+              {"cuda", cuda_json()},
               {"environment", Json::array()}};
   for (const InstructionSetInfo& set : instruction_sets())
     object["instruction_sets"].push_back(
@@ -73,6 +79,7 @@ std::string as_text(const Info& info) {
         fmt::format("{:<18}{:<10}{}{}\n", label, family.name, family.available ? "" : "not available: ", family.detail);
     label = "";
   }
+  lines += cuda_text();
   label = "environment";
   for (const environment::Variable& variable : environment::variables()) {
     lines += fmt::format("{:<18}{:<17}{:<12}{}\n", label, variable.name,

@@ -51,7 +51,8 @@ constexpr const char* kHelp =
     "  narrows run examples/minilm/minilm-layers.safetensors --backward --check\n"
     "  narrows explain --h 16 --sq 4096 --d 64 --causal\n"
     "  narrows info\n"
-    "  narrows bench --sq 1024 --json\n\n"
+    "  narrows bench --sq 1024 --json\n"
+    "  narrows cache list\n\n"
     "Exit codes: 0 done; 1 a check failed; 2 a bad option, or a tensor that breaks a rule; 3 a file cannot be read or\n"
     "written, is malformed, or lacks a tensor; 4 not implemented in this version; 5 out of memory, or an internal "
     "error.\n"
@@ -62,13 +63,16 @@ int run(int count, const char* const* arguments) {
   app.set_version_flag("--version", "narrows " + std::string(version()));
   app.footer(kHelp);
   app.require_subcommand(1);
-  const std::pair<const char*, Command> commands[] = {
-      {"run", add_run(app)}, {"explain", add_explain(app)}, {"info", add_info(app)}, {"bench", add_bench(app)}};
+  const std::pair<const char*, Command> commands[] = {{"run", add_run(app)},
+                                                      {"explain", add_explain(app)},
+                                                      {"info", add_info(app)},
+                                                      {"bench", add_bench(app)},
+                                                      {"cache", add_cache(app)}};
   std::vector<std::string> words = normalised(count, arguments);
   const auto known = [&](const auto& entry) { return words.front() == entry.first; };
   if (!words.empty() && !words.front().starts_with('-') &&
       std::none_of(std::begin(commands), std::end(commands), known))
-    refuse_value("command", files::printable(words.front()), "must be run, explain, info or bench");
+    refuse_value("command", files::printable(words.front()), "must be run, explain, info, bench or cache");
   std::reverse(words.begin(), words.end());  // as the parser takes them
   try {
     app.parse(words);

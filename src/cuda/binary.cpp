@@ -8,7 +8,7 @@
 namespace narrows::cuda {
 namespace {
 
-constexpr std::string_view kMagic = "narrows entry 1\n";
+constexpr std::string_view kEntryMagic = "narrows entry 1\n";
 
 /// The number in front of `word`, as in "0 bytes spill stores".
 int number_before(std::string_view line, std::string_view word) {
@@ -21,12 +21,12 @@ int number_before(std::string_view line, std::string_view word) {
   return value;
 }
 
-template <class Number> void put(std::string& bytes, Number value) {
+template <class Number> void put_number(std::string& bytes, Number value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
 void put_text(std::string& bytes, std::string_view text) {
-  put(bytes, static_cast<u64>(text.size()));
+  put_number(bytes, static_cast<u64>(text.size()));
   bytes += text;
 }
 
@@ -86,13 +86,13 @@ Usage parse_usage(std::string_view log, std::string_view function) {
 }
 
 std::string write_entry(const Digest& key, const Binary& binary) {
-  std::string bytes(kMagic);
+  std::string bytes(kEntryMagic);
   bytes += key.view();
-  put(bytes, binary.compiler.major);
-  put(bytes, binary.compiler.minor);
-  put(bytes, static_cast<int>(binary.is_ptx));
-  for (int Usage::*field : usage_fields()) put(bytes, binary.usage.*field);
-  put(bytes, binary.seconds);
+  put_number(bytes, binary.compiler.major);
+  put_number(bytes, binary.compiler.minor);
+  put_number(bytes, static_cast<int>(binary.is_ptx));
+  for (int Usage::*field : usage_fields()) put_number(bytes, binary.usage.*field);
+  put_number(bytes, binary.seconds);
   put_text(bytes, binary.function);
   put_text(bytes, binary.architecture);
   put_text(bytes, binary.log);
@@ -107,7 +107,7 @@ std::optional<Binary> read_entry(std::string_view bytes, const Digest& key) {
   const std::string_view content = bytes.substr(0, bytes.size() - kSum);
   if (digest(content).view() != bytes.substr(content.size())) return {};
   Reader reader(content);
-  if (reader.take(kMagic.size()) != kMagic || reader.take(kSum) != key.view()) return {};
+  if (reader.take(kEntryMagic.size()) != kEntryMagic || reader.take(kSum) != key.view()) return {};
   Binary binary;
   binary.compiler.major = reader.number<int>();
   binary.compiler.minor = reader.number<int>();

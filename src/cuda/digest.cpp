@@ -27,16 +27,28 @@ Word big_endian(const char* bytes) {
 
 Word spread(Word x, int a, int b, int c) { return std::rotr(x, a) ^ std::rotr(x, b) ^ std::rotr(x, c); }
 
+constexpr std::string_view kDigits = "0123456789abcdef";
+
 }  // namespace
 
 std::string Digest::hex() const {
-  constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text;
   for (const std::uint8_t byte : bytes) {
     text += kDigits[byte >> 4];
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+std::optional<Digest> Digest::from_hex(std::string_view text) {
+  Digest digest;
+  if (text.size() != 2 * digest.bytes.size()) return {};
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::size_t value = kDigits.find(text[i]);
+    if (value == std::string_view::npos) return {};
+    digest.bytes[i / 2] = static_cast<std::uint8_t>(digest.bytes[i / 2] << 4 | static_cast<int>(value));
+  }
+  return digest;
 }
 
 void Hash::block(const char* bytes) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,7 @@ struct Digest {
 
   auto operator<=>(const Digest&) const = default;
   std::string hex() const;
+  static std::optional<Digest> from_hex(std::string_view text);  // nothing but 64 digits as hex() writes them
   std::string_view view() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 };
 

@@ -118,13 +118,13 @@ std::vector<std::string> toolkit_folders() {
   return folders;
 }
 
-std::mutex mutex;
+std::mutex compilers_mutex;
 std::vector<std::string> more_folders;
 
 CompilerPlaces places_here() {
   CompilerPlaces places{environment::nvrtc(), {}, true};
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(compilers_mutex);
     places.folders = more_folders;
   }
   if (const std::string own = own_folder(); !own.empty())
@@ -188,14 +188,14 @@ FoundCompiler find_compiler(const CompilerPlaces& places, int driver_version) {
 FoundCompiler find_compiler() { return find_compiler(places_here(), find_driver().version); }
 
 void add_compiler_folders(const std::vector<std::string>& folders) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(compilers_mutex);
   more_folders.insert(more_folders.end(), folders.begin(), folders.end());
 }
 
 const Compiler& open_compiler(const FoundCompiler& found) {
   if (found.path.empty()) throw Error(ErrorCode::not_implemented, "cuda: " + found.absence);
   static auto& opened = *new std::map<std::string, std::unique_ptr<Compiler>>;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(compilers_mutex);
   std::unique_ptr<Compiler>& compiler = opened[found.path];
   if (!compiler) compiler = load(found.path);
   if (compiler->version != found.version)

@@ -170,6 +170,20 @@ TEST(Compile, ErrorsCarryTheLog) {
   EXPECT_THAT(error_of(program), HasSubstr("kernels/absent.cu is not among"));
 }
 
+TEST(Compile, Nvrtc12CompilesTheSame) {
+  const std::string folder = NARROWS_SOURCE_DIR "/build/nvrtc-12/nvidia/cuda_nvrtc/lib";
+  const FoundCompiler old = find_compiler({folder, {}, false}, 0);
+  if (old.path.empty()) GTEST_SKIP() << old.absence << "; make nvrtc-12 fetches it";
+  EXPECT_EQ(old.version.major, 12);
+  for (const char* architecture : {"sm_80", "sm_86", "sm_90a"}) {
+    const Binary binary = compile(open_compiler(old), small_program(), architecture, kSmallSources);
+    EXPECT_FALSE(binary.is_ptx);
+    EXPECT_EQ(binary.compiler, old.version);
+    EXPECT_EQ(binary.usage.shared_bytes, 1024);
+    EXPECT_GT(binary.usage.registers, 4);
+  }
+}
+
 TEST(Compile, ExactMathDividesExactly) {
   if (!no_compiler().empty()) GTEST_SKIP() << no_compiler();
   const SourceFile source[] = {

@@ -42,7 +42,7 @@ class CliErrors : public testing::Test {
 TEST_F(CliErrors, command_lines) {
   for (const ErrorCase& test : {
            ErrorCase{{}, 2, "A subcommand is required"},
-           ErrorCase{{"walk"}, 2, "command: 'walk': must be run, explain, info or bench"},
+           ErrorCase{{"walk"}, 2, "command: 'walk': must be run, explain, info, bench or cache"},
            ErrorCase{{"run"}, 2, "FILE is required"},
            ErrorCase{with({"--casual"}), 2, "--casual"},
            ErrorCase{with({"--check=maybe"}), 2, "maybe"},

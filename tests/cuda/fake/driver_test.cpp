@@ -1,0 +1,204 @@
+// What is asked of the driver, by the stand-in for it: contexts and their restoration, kernels loaded once a device, none
+// while a stream is captured.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "cuda/cache.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/kernel.hpp"
+#include "tests/cuda/fake/state.hpp"
+#include "tests/tools/files_support.hpp"
+
+namespace narrows::cuda {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const Stream kStream = reinterpret_cast<Stream>(0x10);
+
+/// The driver is found by its name where a library of that name is loaded already.
+void* stand_in() {
+  static void* const library = dlopen(NARROWS_FAKE_CUDA, RTLD_NOW);
+  return library;
+}
+
+class FakeDriver : public testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("NARROWS_CACHE", "off", 1);
+    ASSERT_NE(stand_in(), nullptr) << dlerror();
+    ASSERT_NE(find_driver().functions, nullptr) << find_driver().absence;
+    fake::State& fresh = state();
+    fresh.capturing = fresh.capturing_status = fresh.launch_status = fresh.allocation_status = 0;
+  }
+  fake::State& state() { return *reinterpret_cast<decltype(&fake_state)>(dlsym(stand_in(), "fake_state"))(); }
+  int contexts() { return reinterpret_cast<decltype(&fake_has_context)>(dlsym(stand_in(), "fake_has_context"))(); }
+
+  /// A program that a pack has for both devices.
+  Program packed(const std::string& config) {
+    const Program program{"forward_sm80.cu", "forward_sm80", config, false};
+    std::vector<PackEntry> entries;
+    for (const char* architecture : {"sm_80", "sm_90a"}) {
+      Binary binary;
+      binary.image = "an image";
+      binary.function = "forward_sm80";
+      binary.architecture = architecture;
+      entries.push_back({cache().key(program, architecture), binary});
+    }
+    files::save(directory_ / "a.pack", pack_bytes(entries));
+    load_pack((directory_ / "a.pack").string());
+    return program;
+  }
+
+  files::TemporaryDirectory directory_;
+};
+
+std::string error_of(const std::function<void()>& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST_F(FakeDriver, FactsOfADevice) {
+  const DeviceFacts& facts = device_facts(1);
+  EXPECT_EQ(facts.name, "second");
+  EXPECT_EQ(facts.major, 9);
+  EXPECT_EQ(facts.minor, 0);
+  EXPECT_EQ(facts.multiprocessors, 132);
+  EXPECT_EQ(facts.shared_bytes, 232448);
+  EXPECT_EQ(facts.l2_bytes, 62914560);
+  EXPECT_EQ(facts.memory_bytes, 151397597184);
+  EXPECT_EQ(facts.clock_hertz, 1.98e9);
+  EXPECT_EQ(facts.bytes_per_second, 4.9152e12);
+  EXPECT_EQ(facts.driver_version, 13010);
+  EXPECT_EQ(&device_facts(1), &facts);
+  for (const int device : {-1, 2})
+    EXPECT_THAT(error_of([&] { device_facts(device); }, ErrorCode::invalid_value), HasSubstr("2 CUDA devices"));
+}
+
+TEST_F(FakeDriver, TheContextThatWasCurrentIsCurrentAfterwards) {
+  const auto current = [] {
+    Context context = nullptr;
+    driver().cuCtxGetCurrent(&context);
+    return context;
+  };
+  {
+    const CurrentDevice zero(0);
+    const Context of_zero = current();
+    EXPECT_NE(of_zero, nullptr);
+    {
+      const CurrentDevice one(1);
+      EXPECT_NE(current(), of_zero);
+      {
+        const CurrentDevice again(1);
+        EXPECT_EQ(contexts(), 2);  // nothing was pushed: it is current
+      }
+      EXPECT_EQ(contexts(), 2);
+    }
+    EXPECT_EQ(current(), of_zero);
+  }
+  EXPECT_EQ(current(), nullptr);
+  EXPECT_THROW(
+      {
+        const CurrentDevice zero(0);
+        throw Error(ErrorCode::internal, "on the way");
+      },
+      Error);
+  EXPECT_EQ(contexts(), 0);
+  EXPECT_LE(state().retained, 2);
+}
+
+TEST_F(FakeDriver, AKernelIsLoadedOnceADevice) {
+  const Program program = packed("once");
+  const int before = state().loaded;
+  std::latch start(16);
+  std::vector<const Kernel*> found(16);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 16; ++i)
+    threads.emplace_back([&, i] {
+      start.arrive_and_wait();
+      found[i] = &kernel(static_cast<int>(i % 2), {1, 2}, kStream, [&] { return program; });
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(state().loaded - before, 2);
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(found[i], found[i % 2]);
+  EXPECT_EQ(found[0]->name, "forward_sm80 for sm_80");
+  EXPECT_EQ(found[1]->name, "forward_sm80 for sm_90a");
+  EXPECT_EQ(found[1]->device, 1);
+  EXPECT_EQ(found[1]->shared_limit, 231424);
+  EXPECT_EQ(resident_blocks(*found[0], 128, 4096), 3);
+  const auto unwanted = []() -> Program { throw Error(ErrorCode::internal, "made again"); };
+  EXPECT_EQ(&kernel(1, {1, 2}, kStream, unwanted), found[1]);
+  EXPECT_THROW(kernel(1, {2, 1}, kStream, unwanted), Error);
+  EXPECT_EQ(contexts(), 0);
+}
+
+TEST_F(FakeDriver, NothingIsLoadedWhileAStreamIsCaptured) {
+  const Program program = packed("captured");
+  const auto get = [&] { return &kernel(0, {3, 0}, kStream, [&] { return program; }); };
+  const int before = state().loaded;
+  state().capturing = 1;
+  EXPECT_THAT(error_of(get, ErrorCode::invalid_value),
+              HasSubstr("forward_sm80: would compile while the stream is being captured; call prepare"));
+  state().capturing = 0;
+  state().capturing_status = fake::kCaptureImplicit;
+  error_of(get, ErrorCode::invalid_value);
+  EXPECT_EQ(state().loaded, before);
+  EXPECT_EQ(find_kernel(0, {3, 0}), nullptr);
+  const Kernel* prepared = &load_kernel(0, {3, 0}, program);
+  EXPECT_EQ(get(), prepared);
+}
+
+TEST_F(FakeDriver, ALaunchHandsOverItsArgument) {
+  const Kernel& loaded = load_kernel(0, {4, 0}, packed("launched"));
+  launch(loaded, {70000, 128, 4096}, kStream, 0x0807060504030201ll);
+  EXPECT_THAT(state().launch, ElementsAre(70000u, 128u, 4096u));
+  EXPECT_EQ(state().argument, std::string("\1\2\3\4\5\6\7\10"));
+  EXPECT_THAT(error_of(
+                  [&] {
+                    launch(loaded, {1, 1, 0}, kStream, 'c');
+                  },
+                  ErrorCode::internal),
+              HasSubstr("takes 8 bytes, but is given 1"));
+  state().launch_status = fake::kFailure;
+  EXPECT_THAT(
+      error_of(
+          [&] {
+            launch(loaded, {9, 64, 5}, kStream, 0ll);
+          },
+          ErrorCode::internal),
+      HasSubstr("CUDA_ERROR_NAME (its text) while launching forward_sm80 for sm_80 with 9 blocks of 64 threads"));
+}
+
+TEST_F(FakeDriver, MemoryGoesBackToItsStream) {
+  const CurrentDevice current(0);
+  {
+    const DeviceMemory some(64, kStream), none(0, kStream);
+    EXPECT_EQ(some.data(), reinterpret_cast<void*>(0x1040));
+    EXPECT_EQ(none.data(), nullptr);
+    EXPECT_EQ(state().allocated - state().freed, 1);
+  }
+  EXPECT_EQ(state().allocated, state().freed);
+  state().allocation_status = fake::kOutOfMemory;
+  EXPECT_THAT(error_of([] { const DeviceMemory much(1 << 30, kStream); }, ErrorCode::out_of_memory),
+              HasSubstr("allocating 1073741824 bytes of device memory"));
+}
+
+}  // namespace
+}  // namespace narrows::cuda

@@ -1,0 +1,31 @@
+// What the stand-in for libcuda.so.1 was asked for, and what it shall answer.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace narrows::fake {
+
+inline constexpr int kDevices = 2;
+inline constexpr int kFailure = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
+inline constexpr int kOutOfMemory = 2;
+inline constexpr int kCaptureImplicit = 906;
+
+struct State {
+  std::atomic<int> retained{0}, loaded{0}, allocated{0}, freed{0};
+  int capturing = 0;         // cuStreamIsCapturing's answer
+  int capturing_status = 0;  // and the status of the call
+  int launch_status = 0;
+  int allocation_status = 0;
+  std::vector<unsigned> launch;  // blocks, threads, bytes of shared memory
+  std::string argument;          // of kArgumentBytes
+  void* loaded_in = nullptr;     // the context that was current
+};
+inline constexpr std::size_t kArgumentBytes = 8;
+
+}  // namespace narrows::fake
+
+extern "C" narrows::fake::State* fake_state();
+extern "C" int fake_has_context();  // how many contexts are pushed in this thread

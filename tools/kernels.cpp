@@ -1,0 +1,57 @@
+#include "tools/kernels.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "cuda/driver.hpp"
+#include "cuda/planned.hpp"
+
+namespace narrows::cli {
+
+std::vector<Wanted> planned(const std::vector<std::string>& architectures) {
+  std::vector<Wanted> wanted;
+  for (const std::string& architecture : architectures)
+    for (Program& program : cuda::planned_programs(architecture)) wanted.push_back({std::move(program), architecture});
+  return wanted;
+}
+
+std::vector<std::string> own_architectures() {
+  cuda::driver();
+  std::vector<std::string> names;
+  for (int device = 0; device < cuda::find_driver().devices; ++device) {
+    const cuda::DeviceFacts& facts = cuda::device_facts(device);
+    const std::string name = cuda::architecture(facts.major, facts.minor);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<cuda::PackEntry> fetch(cuda::Cache& cache, std::span<const Wanted> wanted, int threads) {
+  std::vector<cuda::PackEntry> entries(wanted.size());
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < wanted.size(); i = next++) {
+      try {
+        const auto binary = cache.get(wanted[i].program, wanted[i].architecture);
+        entries[i] = {cache.key(wanted[i].program, wanted[i].architecture), *binary};
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        next = wanted.size();
+      }
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  work();
+  workers.clear();  // joins
+  if (failure) std::rethrow_exception(failure);
+  return entries;
+}
+
+}  // namespace narrows::cli

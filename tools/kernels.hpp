@@ -1,0 +1,25 @@
+// Kernels compiled ahead, many at a time.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/cache.hpp"
+
+namespace narrows::cli {
+
+struct Wanted {
+  Program program;
+  std::string architecture;
+};
+
+/// The planned set of each architecture. Throws Error on one that Narrows does not plan for.
+std::vector<Wanted> planned(const std::vector<std::string>& architectures);
+/// Of this machine's GPUs, each once. Throws Error (not_implemented) where there is none.
+std::vector<std::string> own_architectures();
+
+/// Each as the cache has it or compiles it, on `threads` threads, in the order of `wanted`. Throws the first Error.
+std::vector<cuda::PackEntry> fetch(cuda::Cache& cache, std::span<const Wanted> wanted, int threads);
+
+}  // namespace narrows::cli
