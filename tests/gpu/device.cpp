@@ -177,8 +177,8 @@ DeviceBlock::~DeviceBlock() {
   functions().cuMemAddressFree(reserved_, mapped_bytes_ + 2 * page_);
 }
 
-void DeviceBlock::fill(unsigned char value) {
-  if (bytes_) check(functions().cuMemsetD8(address(data_), value, size(bytes_)), "filling ", bytes_, " bytes");
+void DeviceBlock::fill(unsigned char value, void* stream) {
+  if (bytes_) cuda::fill(data_, value, bytes_, static_cast<Stream>(stream));
 }
 
 void DeviceBlock::upload(const void* from, std::int64_t bytes, std::int64_t offset) {

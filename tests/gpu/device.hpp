@@ -38,7 +38,7 @@ class DeviceBlock {
 
   std::byte* data() const { return data_; }  // null: of no bytes
   std::int64_t bytes() const { return bytes_; }
-  void fill(unsigned char value);
+  void fill(unsigned char value, void* stream = nullptr);
   void upload(const void* from, std::int64_t bytes, std::int64_t offset = 0);
   void download(void* to, std::int64_t bytes, std::int64_t offset = 0) const;
   /// Whether what lies beside it, in the same pages, is as it was.

@@ -72,19 +72,19 @@ DeviceCall::DeviceCall(const Inputs& host_in, const Outputs& host_out, const Opt
   out.o = results_.emplace_back(host_out.o, placement).tensor();
   if (host_out.lse.given()) out.lse = results_.emplace_back(host_out.lse, placement).tensor();
   options.status = {status_.data(), DType::int32, {4}, {}, in.q.device};
+  wait_for_device();  // the call's stream may not wait for what was copied
 }
 
 void DeviceCall::run() {
-  for (Mirror& result : results_) result.poison();
-  status_.fill(0xFF);
+  for (Mirror& result : results_) result.poison(options.stream);
+  status_.fill(0xFF, options.stream);
   const std::int64_t bytes = workspace_size(in, options);
   if (bytes > 0 && (!workspace_ || workspace_->bytes() < bytes)) workspace_.emplace(bytes);
   options.workspace = {};
   if (bytes > 0) {
-    workspace_->fill(0xFF);
+    workspace_->fill(0xFF, options.stream);
     options.workspace = {workspace_->data(), DType::uint8, {workspace_->bytes()}, {}, in.q.device};
   }
-  wait_for_device();  // the call's stream may not wait for what was done so far
   forward(in, out, options);
 }
 
@@ -113,6 +113,7 @@ testing::AssertionResult DeviceCall::surroundings_intact() const {
 void DeviceCall::upload(const Tensor& device) {
   for (Mirror& input : inputs_)
     if (input.tensor().data == device.data) input.upload();
+  wait_for_device();
 }
 
 }  // namespace narrows::test

@@ -24,7 +24,7 @@ class Mirror {
   /// Whether the memory still holds what the host's does, and its margins what they did.
   bool untouched() const;
   bool margins_intact() const { return block_.margins_intact(); }
-  void poison() { block_.fill(0xFF); }
+  void poison(void* stream) { block_.fill(0xFF, stream); }
 
  private:
   Tensor host_, device_;
@@ -43,7 +43,7 @@ class DeviceCall {
   Outputs out;
   Options options;  // the host's, its tensors on the device; status is set
 
-  /// narrows::forward with a workspace of 0xFF, results and status poisoned first.
+  /// narrows::forward on options.stream, with a workspace of 0xFF, results and status poisoned first on the same stream.
   void run();
   /// Waits for the call's stream and brings O and LSE to the host's tensors.
   void download();
