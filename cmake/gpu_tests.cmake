@@ -21,3 +21,5 @@ if(NOT NARROWS_SANITIZE)
 endif()
 add_test(NAME gpu_record
   COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/source_hash.py" "${PROJECT_SOURCE_DIR}" --check)
+add_test(NAME gpu_scripts
+  COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/scripts_test.py" "$<TARGET_FILE:narrows>")

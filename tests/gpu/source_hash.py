@@ -17,6 +17,7 @@ from pathlib import Path
 
 FOLDERS = ("src/shared", "src/plan", "src/kernels", "src/cuda", "tests/gpu")
 RECORD = "tests/gpu/record.json"
+STAGES = ("cases", "sanitize", "stress", "bench")  # that leave something in the record
 
 # What may hold comment signs that are none, and comments.
 CPP = re.compile(
@@ -43,9 +44,9 @@ def without_python_comments(text):
 
 
 def stripped(text, python):
-    """Only what a compiler or interpreter sees, a line each; how far a line is indented counts."""
+    """Only what a compiler or interpreter sees, a line each; how far a line is indented counts in Python alone."""
     text = without_python_comments(text) if python else without_cpp_comments(text)
-    lines = (line.rstrip() for line in text.splitlines())
+    lines = (line.rstrip() if python else line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
@@ -86,6 +87,9 @@ def complaints(root):
         return [] if words else [f"{RECORD}: unrun: {reason!r}: must say in words why the GPU suite was not run"]
     if not record.get("suites"):
         return [f"{RECORD}: no suite was run, and unrun does not say why"]
+    for stage in STAGES:
+        if stage not in record.get("seconds", {}):
+            return [f"{RECORD}: the stage {stage} was not run, and unrun does not say why"]
     if record.get("source_hash") != here:
         return [
             f"{RECORD}: is of source hash {record.get('source_hash')}, and the tree's is {here}: run tests/gpu/run on a GPU, "
