@@ -2,7 +2,7 @@ narrows_find_test_dependencies()
 include(GoogleTest)
 
 file(GLOB narrows_test_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/*/*.cpp")
-list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/(fuzz|consumer)/")
+list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/(fuzz|consumer|gpu)/")
 if(NOT TARGET narrows_cli)
   list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/tools/cli_")
 endif()
@@ -81,6 +81,7 @@ gtest_discover_tests(narrows_driver_tests DISCOVERY_MODE PRE_TEST PROPERTIES TIM
 
 if(Python3_FOUND)
   set(narrows_python "${Python3_EXECUTABLE}" -B)
+  include(cmake/gpu_tests.cmake)
   add_test(NAME layers COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers.py" "${PROJECT_SOURCE_DIR}")
   add_test(NAME layers_test COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers_test.py")
   add_test(NAME bench_scripts COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/bench_scripts_test.py")

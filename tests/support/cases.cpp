@@ -1,5 +1,7 @@
 #include "tests/support/cases.hpp"
 
+#include "plan/plan.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -86,6 +88,17 @@ const std::vector<Entry>& entries() {
     return read;
   }();
   return table;
+}
+
+DeviceKind device_of(const std::string& family) {
+  for (const Family& known : families())
+    if (known.name == family) return known.device;
+  throw std::runtime_error("cases.jsonl: unknown family " + family);
+}
+
+/// fp64 is the CPU's alone.
+bool concerns(const std::string& family, DType dtype, DeviceKind device) {
+  return device_of(family) == device && (device == DeviceKind::cpu || dtype != DType::fp64);
 }
 
 Dims dims(const Json& json) {
@@ -300,13 +313,21 @@ std::string Case::name() const { return id + " " + std::string(narrows::name(dty
 
 std::size_t case_count() { return entries().size(); }
 
+std::vector<std::string> case_families(std::size_t index, DeviceKind device) {
+  const auto& [json, dtype] = entries().at(index);
+  std::vector<std::string> named;
+  for (const std::string family : json.at("families"))
+    if (concerns(family, dtype, device)) named.push_back(family);
+  return named;
+}
+
 Case make_case(std::size_t index) {
   const auto& [json, dtype] = entries().at(index);
   Case made;
   made.id = json.at("id");
   made.note = json.at("note");
   made.layout = json.value("layout", "");
-  made.families = json.at("families").get<std::vector<std::string>>();
+  made.families = case_families(index, DeviceKind::cpu);
   made.dtype = dtype;
   made.call = make_call(json, dtype, made.layout);
   fill(made.call, json);

@@ -12,7 +12,7 @@ namespace narrows::test {
 /// One case in one dtype. The views in `options` look at `arrays` and at the vectors here.
 struct Case {
   std::string id, note, layout;
-  std::vector<std::string> families;  // each must accept it
+  std::vector<std::string> families;  // of the CPU; each must accept it
   DType dtype = DType::fp32;
   Attention call;
   std::deque<Array> arrays;
@@ -27,6 +27,8 @@ struct Case {
 /// The number of (case, dtype) pairs in the table, and one of them. Arrays are made when asked for.
 std::size_t case_count();
 Case make_case(std::size_t index);
+/// The families of a device that must accept it forward.
+std::vector<std::string> case_families(std::size_t index, DeviceKind device);
 
 /// q, k and v in layouts that no array of its own can have: views of the call's.
 Inputs inputs(const Case& row);

@@ -1,0 +1,25 @@
+# tests/gpu: one program, which carries the hash of the sources that its results stand for. It may run on another machine than
+# the one that builds it, from the root of a source tree.
+if(NOT NARROWS_SANITIZE)
+  file(GLOB narrows_gpu_test_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/*.cpp")
+  set(narrows_gpu_hash "${PROJECT_BINARY_DIR}/gpu_source_hash.cpp")
+  add_custom_target(narrows_gpu_hash
+    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/source_hash.py" "${PROJECT_SOURCE_DIR}"
+      --write "${narrows_gpu_hash}"
+    BYPRODUCTS "${narrows_gpu_hash}" COMMENT "Hashing the sources of the GPU tests" VERBATIM)
+  add_executable(narrows_gpu_tests ${narrows_gpu_test_sources} "${narrows_gpu_hash}"
+    "${PROJECT_SOURCE_DIR}/tests/support/cases.cpp" "${PROJECT_SOURCE_DIR}/tests/support/counting.cpp")
+  add_dependencies(narrows_gpu_tests narrows_gpu_hash)
+  narrows_test_program(narrows_gpu_tests)
+  set_source_files_properties("${narrows_gpu_hash}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  target_compile_definitions(narrows_gpu_tests PRIVATE NARROWS_SOURCE_DIR=".")
+  target_link_libraries(narrows_gpu_tests PRIVATE nlohmann_json::nlohmann_json)
+  target_link_options(narrows_gpu_tests PRIVATE -static-libstdc++ -static-libgcc)
+  # One process: where there is no GPU each test only says so.
+  add_test(NAME gpu_tests COMMAND narrows_gpu_tests --gtest_brief=1 WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  set_tests_properties(gpu_tests PROPERTIES TIMEOUT 900)
+endif()
+add_test(NAME gpu_record
+  COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/source_hash.py" "${PROJECT_SOURCE_DIR}" --check)
+add_test(NAME gpu_scripts
+  COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/scripts_test.py" "$<TARGET_FILE:narrows>")

@@ -1,0 +1,102 @@
+// Every row of tests/cases.jsonl on every GPU family that must accept it: against the oracle, by counting, and bit for bit.
+// Lengths are on the device; what lies beside a tensor faults or is watched.
+#include "cpu/reference.hpp"
+#include "tests/gpu/device_call.hpp"
+#include "tests/support/case_probe.hpp"
+#include "tests/support/check.hpp"
+
+#include <algorithm>
+#include <cctype>
+
+namespace narrows::test {
+namespace {
+
+struct FamilyCase {
+  std::size_t index = 0;
+  std::string family;
+};
+
+void PrintTo(const FamilyCase& row, std::ostream* out) { *out << "row " << row.index << " on " << row.family; }
+
+std::vector<FamilyCase> family_cases() {
+  std::vector<FamilyCase> all;
+  for (std::size_t index = 0; index < case_count(); ++index)
+    for (const std::string& family : case_families(index, DeviceKind::cuda)) all.push_back({index, family});
+  return all;
+}
+
+std::string case_name(const testing::TestParamInfo<FamilyCase>& info) {
+  const Case row = make_case(info.param.index);
+  std::string name = row.id + "_" + std::string(narrows::name(row.dtype)) + "_" + std::to_string(info.param.index);
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return info.param.family + "_" + name;
+}
+
+class GpuCases : public OnGpu<testing::TestWithParam<FamilyCase>> {
+ protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    RecordProperty("family", GetParam().family);
+    if (IsSkipped()) return;
+    row_ = make_case(GetParam().index);
+    row_.call.options.family = GetParam().family;
+  }
+  Case row_;
+};
+
+TEST_P(GpuCases, forward_meets_the_criterion) {
+  SCOPED_TRACE(row_.name());
+  const Inputs in = inputs(row_);
+  DeviceCall gpu(in, row_.call.out(), row_.call.options);
+  gpu.run();
+  gpu.download();
+  EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
+  EXPECT_TRUE(row_.call.o.gaps_intact());
+  EXPECT_TRUE(row_.call.lse.gaps_intact());
+  EXPECT_TRUE(gpu.surroundings_intact());
+  EXPECT_EQ(gpu.status().code, 0);
+}
+
+/// Memory that ends where the tensor does has the item's alignment alone, so rows are gathered or copied in small pieces.
+TEST_P(GpuCases, unaligned_tensors_meet_the_criterion) {
+  SCOPED_TRACE(row_.name());
+  const Inputs in = inputs(row_);
+  DeviceCall gpu(in, row_.call.out(), row_.call.options, Placement::flush);
+  gpu.run();
+  gpu.download();
+  EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
+  EXPECT_TRUE(row_.call.o.gaps_intact());
+  EXPECT_TRUE(gpu.surroundings_intact());
+}
+
+TEST_P(GpuCases, counting_probe_sees_exactly_the_visible_keys) {
+  SCOPED_TRACE(row_.name());
+  make_counting(row_);
+  const Inputs in = inputs(row_);
+  DeviceCall gpu(in, row_.call.out(), row_.call.options);
+  gpu.run();
+  gpu.download();
+  expect_counts(row_, in, reference::exact_forward(in, row_.call.options));
+}
+
+TEST_P(GpuCases, bits_repeat) {
+  SCOPED_TRACE(row_.name());
+  DeviceCall gpu(inputs(row_), row_.call.out(), row_.call.options);
+  gpu.run();
+  gpu.download();
+  const Array o = row_.call.o, lse = row_.call.lse;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    row_.call.o.poison();
+    row_.call.lse.poison();
+    gpu.run();
+    gpu.download();
+    EXPECT_TRUE(row_.call.o.same_bits(o));
+    EXPECT_TRUE(row_.call.lse.same_bits(lse));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(table, GpuCases, testing::ValuesIn(family_cases()), case_name);
+
+}  // namespace
+}  // namespace narrows::test

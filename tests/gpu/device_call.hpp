@@ -1,0 +1,64 @@
+// A call's tensors copied to a GPU, strides, gaps and all.
+#pragma once
+
+#include "shared/status.h"
+#include "tests/gpu/device.hpp"
+#include "tests/support/attention.hpp"
+
+#include <deque>
+#include <optional>
+
+namespace narrows::test {
+
+/// Where a tensor lies: at a multiple of 128 bytes, or so that its end meets memory that faults, at a multiple of its item.
+enum class Placement { aligned, flush };
+
+/// A host tensor's memory, from its first element to its last, on the current device.
+class Mirror {
+ public:
+  explicit Mirror(const Tensor& host, Placement placement = Placement::aligned);
+
+  Tensor tensor() const { return device_; }
+  void upload();
+  void download() const;  // into the host tensor
+  /// Whether the memory still holds what the host's does, and its margins what they did.
+  bool untouched() const;
+  bool margins_intact() const { return block_.margins_intact(); }
+  void poison(void* stream) { block_.fill(0xFF, stream); }
+
+ private:
+  Tensor host_, device_;
+  std::int64_t first_ = 0, bytes_ = 0;  // from the host's element 0
+  DeviceBlock block_;
+};
+
+/// Results are NaN on the device, status 0xFF. The host's arrays must live as long.
+class DeviceCall {
+ public:
+  DeviceCall(const Inputs& in, const Outputs& out, const Options& options, Placement placement = Placement::aligned);
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
+
+  Inputs in;
+  Outputs out;
+  Options options;  // the host's, its tensors on the device; status is set
+
+  /// narrows::forward on options.stream, with a workspace of 0xFF, results and status poisoned first on the same stream.
+  void run();
+  /// Waits for the call's stream and brings O and LSE to the host's tensors.
+  void download();
+  CallStatus status() const;
+  /// Inputs are as they were, and so is what lies beside every tensor.
+  testing::AssertionResult surroundings_intact() const;
+  /// Of an options' tensor, after the host's has new values.
+  void upload(const Tensor& device);
+
+ private:
+  Tensor mirrored(const Tensor& host, Placement placement);
+
+  std::deque<Mirror> inputs_, results_;
+  std::optional<DeviceBlock> workspace_;
+  DeviceBlock status_;
+};
+
+}  // namespace narrows::test

@@ -1,0 +1,187 @@
+// Lengths that only the device knows: a sequence that breaks a rule gets NaN, `status` says which and why, the others are as
+// they would be, and memory that is not the call's stays untouched.
+#include "core/status.hpp"
+#include "tests/gpu/device_call.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+
+namespace narrows::test {
+namespace {
+
+constexpr int kMost = std::numeric_limits<int>::max(), kLeast = std::numeric_limits<int>::min();
+
+/// Three sequences of 60, 71 and 69 queries, and of 90, 60 and 110 keys.
+struct Varlen {
+  Array cu_q = int32_array({0, 60, 131, 200}), cu_k = int32_array({0, 90, 150, 260});
+  Array used_q = int32_array({60, 71, 69}), used_k = int32_array({90, 60, 110}), bias;
+  Attention a = Attention::packed({1, 200, 260, 2, 1, 32, 40}, DType::bf16);
+
+  Varlen() {
+    a.options.cu_seqlens_q = cu_q;
+    a.options.cu_seqlens_k = cu_k;
+    a.options.seqused_q = used_q;
+    a.options.seqused_k = used_k;
+    a.options.causal = Causal::bottom_right;
+    a.options.family = "sm80";
+  }
+  void give_bias(std::int64_t rows, std::int64_t keys) {
+    bias = Array(DType::fp32, {rows, keys});
+    bias.fill(0);
+    a.options.bias = bias;
+  }
+};
+
+struct Breaking {
+  const char* name;
+  Array Varlen::*lengths;
+  std::int64_t index;
+  int value;
+  CallStatus status;
+  int whole_from;  // sequences from this one on, but the broken one, are as they would be
+};
+
+const std::vector<Breaking> kBreaking{
+    {"first query not 0", &Varlen::cu_q, 0, 1, {1, 0, 1, 0}, 3},
+    {"first query negative", &Varlen::cu_q, 0, kLeast, {1, 0, kLeast, 0}, 3},
+    {"queries out of order", &Varlen::cu_q, 2, 50, {2, 1, 50, 60}, 3},
+    {"queries past the tensor", &Varlen::cu_q, 3, 201, {3, 2, 201, 200}, 3},
+    {"queries far past the tensor", &Varlen::cu_q, 3, kMost, {3, 2, kMost, 200}, 3},
+    {"first key not 0", &Varlen::cu_k, 0, 5, {4, 0, 5, 0}, 0},
+    {"keys out of order", &Varlen::cu_k, 2, 80, {5, 1, 80, 90}, 3},
+    {"keys past the tensor", &Varlen::cu_k, 3, 261, {6, 2, 261, 260}, 0},
+    {"keys far past the tensor", &Varlen::cu_k, 3, kMost, {6, 2, kMost, 260}, 0},
+    {"more queries used than there are", &Varlen::used_q, 1, 72, {7, 1, 72, 71}, 0},
+    {"queries used negative", &Varlen::used_q, 1, -1, {7, 1, -1, 71}, 0},
+    {"more keys used than there are", &Varlen::used_k, 2, 111, {8, 2, 111, 110}, 0},
+    {"far more keys used than there are", &Varlen::used_k, 2, kMost, {8, 2, kMost, 110}, 0},
+    {"keys used negative", &Varlen::used_k, 0, kLeast, {8, 0, kLeast, 90}, 0},
+};
+
+/// seqused would be a second breach beside broken bounds.
+void leave_one_breach(Varlen& call, const Breaking& breaking) {
+  if (breaking.lengths == &Varlen::cu_q || breaking.lengths == &Varlen::cu_k)
+    call.a.options.seqused_q = call.a.options.seqused_k = {};
+}
+
+void expect_status(const CallStatus& found, const CallStatus& expected) {
+  EXPECT_EQ(found.code, expected.code);
+  EXPECT_EQ(found.sequence, expected.sequence);
+  EXPECT_EQ(found.value, expected.value);
+  EXPECT_EQ(found.limit, expected.limit);
+}
+
+void expect_rows(const Varlen& call, const Array& o, const Array& lse, int sequence, bool broken) {
+  constexpr std::int64_t kBounds[] = {0, 60, 131, 200};
+  for (std::int64_t row = kBounds[sequence]; row < kBounds[sequence + 1]; ++row)
+    for (std::int64_t h = 0; h < 2; ++h) {
+      if (broken) {
+        ASSERT_TRUE(std::isnan(call.a.lse[{h, row}])) << "sequence " << sequence << " row " << row;
+        for (std::int64_t x = 0; x < 40; ++x) ASSERT_TRUE(std::isnan(call.a.o[{row, h, x}])) << row << " " << x;
+      } else {
+        ASSERT_EQ((call.a.lse[{h, row}]), (lse[{h, row}])) << "sequence " << sequence << " row " << row;
+        for (std::int64_t x = 0; x < 40; ++x) ASSERT_EQ((call.a.o[{row, h, x}]), (o[{row, h, x}])) << row << " " << x;
+      }
+    }
+}
+
+using GpuLengths = GpuTest;
+
+TEST_F(GpuLengths, a_sequence_that_breaks_a_rule_is_nan_and_the_others_are_whole) {
+  for (const Breaking& breaking : kBreaking) {
+    SCOPED_TRACE(breaking.name);
+    Varlen call;
+    leave_one_breach(call, breaking);
+    DeviceCall legal(call.a.in(), call.a.out(), call.a.options);
+    legal.run();
+    legal.download();
+    EXPECT_EQ(legal.status().code, 0);
+    const Array o = call.a.o, lse = call.a.lse;
+
+    (call.*breaking.lengths).set({breaking.index}, breaking.value);
+    DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+    gpu.run();
+    gpu.download();
+    expect_status(gpu.status(), breaking.status);
+    EXPECT_TRUE(gpu.surroundings_intact());
+    for (int sequence = 0; sequence < 3; ++sequence) {
+      const bool broken = sequence == breaking.status.sequence;
+      if (!broken && sequence < breaking.whole_from) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_rows(call, o, lse, sequence, broken));
+    }
+  }
+}
+
+TEST_F(GpuLengths, check_waits_and_throws_the_words) {
+  for (const Breaking& breaking : kBreaking) {
+    SCOPED_TRACE(breaking.name);
+    Varlen call;
+    leave_one_breach(call, breaking);
+    (call.*breaking.lengths).set({breaking.index}, breaking.value);
+    DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+    gpu.options.check = true;
+    const std::string expected = status_text(make_forward(gpu.in, gpu.out, gpu.options).problem, breaking.status);
+    for (const bool own_status : {true, false}) {
+      if (!own_status) gpu.options.status = {};
+      try {
+        gpu.run();
+        ADD_FAILURE() << "not refused";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::invalid_value);
+        EXPECT_EQ(error.what(), expected);
+      }
+    }
+  }
+}
+
+TEST_F(GpuLengths, check_of_a_legal_call_is_silent) {
+  Varlen call;
+  DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+  gpu.options.check = true;
+  EXPECT_NO_THROW(gpu.run());
+}
+
+TEST_F(GpuLengths, bias_must_reach_every_sequence) {
+  for (const auto& [rows, keys, status] :
+       {std::tuple{70, 110, CallStatus{9, 1, 71, 70}}, std::tuple{71, 100, CallStatus{10, 2, 110, 100}}}) {
+    Varlen call;
+    call.give_bias(rows, keys);
+    DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+    gpu.run();
+    gpu.download();
+    expect_status(gpu.status(), status);
+    EXPECT_TRUE(gpu.surroundings_intact());
+    expect_rows(call, {}, {}, status.sequence, true);
+    EXPECT_FALSE(std::isnan(call.a.lse[{0, 0}]));
+  }
+}
+
+TEST_F(GpuLengths, an_offset_beyond_32_bits_is_found_where_it_lies) {
+  Varlen call;
+  const Array offset(DType::int64, {1}, {3 * 4294967296.0});
+  call.a.options.dropout = 0.5;
+  call.a.options.offset = Number(offset.tensor());
+  DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+  gpu.run();
+  gpu.download();
+  EXPECT_EQ(gpu.status().code, 11);
+  EXPECT_EQ(gpu.status().value, 3);
+  for (int sequence = 0; sequence < 3; ++sequence) expect_rows(call, {}, {}, sequence, true);
+}
+
+TEST_F(GpuLengths, lengths_on_the_host_are_refused_by_name) {
+  Varlen call;
+  DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
+  gpu.options.cu_seqlens_q = call.cu_q;
+  try {
+    gpu.run();
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("cu_seqlens_q"), testing::HasSubstr("cuda:0")));
+  }
+}
+
+}  // namespace
+}  // namespace narrows::test

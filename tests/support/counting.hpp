@@ -1,0 +1,54 @@
+// Counting over every mask rule and layout: with Q = 0 exp(LSE) rounds to the number of keys that a row sees, and
+// V = one-hot(j mod d) says which. A tolerance cannot see one key too many; this does.
+#pragma once
+
+#include "tests/support/attention.hpp"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace narrows::test {
+
+struct CountingRule {
+  std::string name;
+  Causal causal = Causal::none;
+  Window window = {};
+  std::int64_t chunk = 0;
+  bool own_shift = false, masked = false, bias = false;
+};
+const std::vector<CountingRule>& counting_rules();
+
+enum class CountingLayout { dense, varlen, seqused, varlen_seqused };
+std::string layout_name(const testing::TestParamInfo<CountingLayout>& info);
+inline const auto kCountingLayouts = testing::Values(CountingLayout::dense, CountingLayout::varlen,
+                                                     CountingLayout::seqused, CountingLayout::varlen_seqused);
+
+/// Three sequences; the lengths cross tiles of 16 keys and panels, and one is empty on either side. Keys that belong to a
+/// sequence are one-hot in V, everything that no row may see is NaN.
+struct Counting {
+  static constexpr std::int64_t kHeads = 3, kDim = 96;
+  struct Lengths {
+    std::int64_t first_query, queries, first_key, keys, shift;
+  };
+
+  Counting(const CountingRule& rule_, CountingLayout layout, DType dtype, std::int64_t sq, std::int64_t sk);
+
+  CountingRule rule;
+  bool varlen;
+  std::int64_t rows_of_batch;  // dense: query rows of a batch row
+  std::vector<Lengths> sequences;
+  Attention a;
+  Array mask, bias, cu_q, cu_k, used_q, used_k, shift;
+
+ private:
+  void fill_values();
+};
+
+/// O and LSE of every row of a sequence, by the contract's text.
+void expect_counted(const Counting& c);
+/// Rows that belong to no sequence have O 0 and LSE -inf.
+void expect_blank_rows(const Counting& c);
+
+}  // namespace narrows::test
