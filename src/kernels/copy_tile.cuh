@@ -32,7 +32,7 @@ template <SmemTile tile> struct Pieces {
   }
 };
 
-// Rows `first` and further. Columns that do not exist and rows outside [begin, end) become 0.
+// Rows `first` and further. Columns that do not exist and rows outside [begin, end), begin <= end, become 0.
 template <SmemTile tile> inline void copy_pieces(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
   using Piece = Pieces<tile>;
   const int row = static_cast<int>(Piece::row()), byte = static_cast<int>(Piece::byte());

@@ -36,7 +36,8 @@ struct Call {
 inline void load_queries(const Call& call, const QueryBlock& block) {
   const GlobalRows q =
       rows_of(call.args.q, block.sequence, block.first_query + block.first_row, block.head, call.args.head_dim);
-  copy_tile<kQueryTile>(call.tiles, q, 0, 0, block.queries - block.first_row);
+  copy_tile<kQueryTile>(call.tiles, q, 0, 0, max_of(block.queries - block.first_row, 0));
+  commit_copies();  // a block that sees no key waits for these alone
 }
 
 // Leaves the facts where every thread finds them.
@@ -193,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   Softmax softmax;
   Outputs o = {};
   if (facts.hull.begin < facts.hull.end && !facts.block.broken) attend(call, softmax, o);
-  wait_copies<0>();  // also of queries that saw no key
-  __syncthreads();   // all have left the tiles
+  wait_copies<0>();
+  __syncthreads();  // all have left the tiles
   store_results(call, softmax, o);
 }

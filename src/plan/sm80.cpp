@@ -22,17 +22,24 @@ struct Tiles {
 };
 constexpr std::array kTiles{
     Tiles{2, 32, 128, 128, 64, 4, 2, false}, Tiles{2, 64, 128, 128, 64, 4, 2, false},
-    Tiles{2, 96, 128, 64, 32, 4, 2, false},  Tiles{2, 96, 128, 32, 32, 4, 1, false},
-    Tiles{2, 128, 128, 64, 32, 4, 2, true},  Tiles{2, 128, 128, 32, 32, 4, 2, true},
-    Tiles{2, 128, 128, 32, 32, 4, 1, true},  Tiles{2, 192, 128, 64, 64, 8, 1, false},
-    Tiles{2, 192, 64, 32, 32, 4, 1, false},  Tiles{2, 256, 128, 64, 64, 8, 1, false},
-    Tiles{2, 256, 64, 32, 32, 4, 1, false},  Tiles{4, 32, 64, 64, 32, 4, 2, false},
-    Tiles{4, 64, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 1, false},
+    Tiles{2, 64, 128, 64, 64, 4, 2, false},  Tiles{2, 64, 128, 64, 64, 4, 1, false},
+    Tiles{2, 96, 128, 64, 32, 4, 2, false},  Tiles{2, 96, 128, 32, 32, 4, 2, false},
+    Tiles{2, 96, 128, 32, 32, 4, 1, false},  Tiles{2, 128, 128, 64, 32, 4, 2, true},
+    Tiles{2, 128, 128, 32, 32, 4, 2, true},  Tiles{2, 128, 128, 32, 32, 4, 1, true},
+    Tiles{2, 192, 128, 64, 64, 8, 1, false}, Tiles{2, 192, 64, 32, 32, 4, 1, false},
+    Tiles{2, 256, 128, 64, 64, 8, 1, false}, Tiles{2, 256, 64, 32, 32, 4, 1, false},
+    Tiles{4, 32, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 64, 32, 4, 2, false},
+    Tiles{4, 64, 64, 32, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 1, false},
     Tiles{4, 96, 64, 32, 32, 4, 2, false},   Tiles{4, 96, 64, 32, 32, 4, 1, false},
     Tiles{4, 128, 64, 32, 32, 4, 2, false},  Tiles{4, 128, 64, 32, 32, 4, 1, false},
     Tiles{4, 192, 64, 16, 16, 4, 1, false},  Tiles{4, 256, 64, 16, 16, 4, 1, false},
     Tiles{4, 256, 32, 16, 16, 2, 1, false},
 };
+
+/// Of a thread block, beside its tiles: what the system takes, the kernel's own facts, raw rows a unit longer than the tile's.
+constexpr i64 kSharedBesideTiles = 2048 + 512;
+constexpr i64 kSystemShared =
+    1024;  // of a thread block; a multiprocessor has so much more than one thread block may take
 
 /// Head dims as they lie on chip.
 constexpr std::array<i32, 6> kWidths{32, 64, 96, 128, 192, 256};
@@ -105,7 +112,7 @@ const Tiles* tiles_for(DType dtype, i32 head_width, i32 value_width, i64 shared_
   for (const Tiles& tiles : kTiles) {
     const ForwardConstants constants = with_tiles({}, tiles, static_cast<Element>(dtype), head_width, value_width);
     if (tiles.element_bytes == item && tiles.width == std::max(head_width, value_width) &&
-        tiles.resident_blocks * forward_shared_bytes(constants) <= shared_bytes)
+        tiles.resident_blocks * (forward_shared_bytes(constants) + kSharedBesideTiles) <= shared_bytes + kSystemShared)
       return &tiles;
   }
   return nullptr;
@@ -126,7 +133,8 @@ std::string refusal(const Problem& problem, const Machine& machine) {
 /// Numbers of rows, heads and thread blocks are 32-bit there.
 std::string size_refusal(const Problem& problem, i64 blocks) {
   constexpr i64 kMost = std::numeric_limits<i32>::max() - 1024;
-  const i64 pairs = saturating_multiply(problem.batch, problem.heads);
+  const bool varlen = problem.query_form == QueryForm::varlen;  // its blocks are those of all sequences
+  const i64 pairs = varlen ? problem.heads : saturating_multiply(problem.batch, problem.heads);
   if (std::max(problem.query_rows, problem.key_rows) > kMost) return text("takes up to ", kMost, " rows of a tensor");
   if (pairs > kMost || saturating_multiply(blocks, pairs) > kMost)
     return text("takes up to ", kMost, " blocks of query rows, not ", blocks, " of ", pairs, " heads");
