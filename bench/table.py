@@ -3,8 +3,9 @@
 with tests/gpu/record.json.
 
 Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
-cases, all of the CPU's, or gpu, or gpu_cases; `name=value,value` behind it leaves out other rows (`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With
-`--check` nothing is written, and the exit code is 1 where a page would change.
+cases, all of the CPU's, or gpu, or gpu_cases; `name=value,value` behind it leaves out other rows
+(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With `--check` nothing is written, and the exit code is 1 where a page
+would change.
 """
 
 import argparse
@@ -61,7 +62,8 @@ def chosen(rows, kind, filters):
 def gpu_table(rows, kind):
     peers = sorted({peer for row in rows for peer in row["peers"]})
     of_plain = ["of plain"] if kind == "gpu_cases" else []
-    heads = ["dtype", "d", "sq", "causal", "case", "ms", "hot ms", "TFLOP/s", "of peak", *(f"{peer} ms" for peer in peers), "ratio", *of_plain]
+    heads = ["dtype", "d", "sq", "causal", "case", "ms", "hot ms", "TFLOP/s", "of peak", *(f"{peer} ms" for peer in peers)]
+    heads += ["ratio", *of_plain]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         cells = [text_of(row[name]) or "-" for name in ("dtype", "d", "sq", "causal", "case")]
