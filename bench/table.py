@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Puts measured rows into a Markdown page: `table.py ROWS PAGE...` with the lines that `narrows bench --json` printed.
+"""Puts measured rows into a Markdown page: `table.py ROWS PAGE...` with the lines that `narrows bench --json` printed, or
+with tests/gpu/record.json.
 
 Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
-cases; `name=value,value` behind it leaves out other rows (`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With
-`--check` nothing is written, and the exit code is 1 where a page would change.
+cases, all of the CPU's, or gpu, or gpu_cases; `name=value,value` behind it leaves out other rows
+(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With `--check` nothing is written, and the exit code is 1 where a page
+would change.
 """
 
 import argparse
@@ -13,11 +15,13 @@ import sys
 from pathlib import Path
 
 PART = re.compile(r"(<!-- bench (?P<kind>\w+)(?P<filters>[^>]*?) -->\n)(?P<old>.*?)(<!-- /bench -->)", re.DOTALL)
-RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops"}
-FIELDS = ("dtype", "d", "sq", "sk", "causal", "case", "threads")
+RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops", "gpu": "tflops", "gpu_cases": "tflops"}
+FIELDS = ("family", "dtype", "d", "sq", "sk", "causal", "case", "threads")
 
 
 def read_rows(path):
+    if Path(path).suffix == ".json":
+        return json.loads(Path(path).read_text(encoding="utf-8")).get("bench", [])
     rows = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         if line.strip():
@@ -32,6 +36,12 @@ def text_of(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def kind_of(row):
+    if row["backend"] == "cuda":
+        return "" if "tflops" not in row else "gpu" if row["case"] in ("", "gqa4") else "gpu_cases"
+    return "cases" if row["op"] == "forward" and row["case"] != "" else row["op"]
+
+
 def chosen(rows, kind, filters):
     """The rows of a part, in the order of the file."""
     wanted = {}
@@ -43,14 +53,31 @@ def chosen(rows, kind, filters):
     if kind not in RATE:
         raise SystemExit(f"bench {kind}: must be one of {', '.join(RATE)}")
     for row in rows:
-        special = row["op"] == "forward" and row["case"] != ""
-        if (kind == "cases") != special or (kind != "cases" and row["op"] != kind):
+        if kind_of(row) != kind:
             continue
         if all(text_of(row[name]) in values for name, values in wanted.items()):
             yield row
 
 
+def gpu_table(rows, kind):
+    peers = sorted({peer for row in rows for peer in row["peers"]})
+    of_plain = ["of plain"] if kind == "gpu_cases" else []
+    heads = ["dtype", "d", "sq", "causal", "case", "ms", "hot ms", "TFLOP/s", "of peak", *(f"{peer} ms" for peer in peers)]
+    heads += ["ratio", *of_plain]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [text_of(row[name]) or "-" for name in ("dtype", "d", "sq", "causal", "case")]
+        cells += [f"{row['ms']:.3g}", f"{row['hot_ms']:.3g}", f"{row['tflops']:.0f}", f"{row['fraction']:.0%}"]
+        cells += [f"{row['peers'][peer]:.3g}" if peer in row["peers"] else "-" for peer in peers]
+        cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x {row['against']}")
+        cells += [f"{row['of_plain']:.2f}x" if "of_plain" in row else "-"] if of_plain else []
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def table(rows, kind):
+    if kind.startswith("gpu"):
+        return gpu_table(rows, kind)
     peers = sorted({peer for row in rows for peer in row["peers"]})
     sizes = ["sk", "case"] if kind == "decode" else ["case", "sq", "causal"] if kind == "cases" else ["sq", "causal"]
     unit = "GB/s" if kind == "decode" else "TFLOP/s"

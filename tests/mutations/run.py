@@ -3,7 +3,7 @@
 
 ROOT is the source tree, BUILD a build of it, by make or ninja, that holds narrows_tests. The tree is never written: a defect
 is a copy of one file in a folder that the include path names first; its units are compiled into a scratch folder and linked
-before everything else. Without names: all defects. Without BUILD: only looks for their texts in the tree. One line a defect,
+before everything else. Defects in kernels ("gpu": true) need a GPU, and gpu.py. Without names: all the others. Without BUILD: only looks for their texts in the tree. One line a defect,
 then `N passed, N failed`; a defect that no test catches, that does not compile, or whose text is no longer there has failed.
 
 An inline function of a header also lives in the test objects, without the defect. The linker keeps the first copy that it
@@ -72,11 +72,11 @@ class Library:
         return run(command, self.build)
 
 
-def link_command(build):
-    text = build / "CMakeFiles/narrows_tests.dir/link.txt"
+def link_command(build, program="narrows_tests"):
+    text = build / f"CMakeFiles/{program}.dir/link.txt"
     if text.exists():
         return shlex.split(text.read_text(encoding="utf-8"))
-    commands = subprocess.run(["ninja", "-t", "commands", "narrows_tests"], cwd=build, stdout=subprocess.PIPE, text=True,
+    commands = subprocess.run(["ninja", "-t", "commands", program], cwd=build, stdout=subprocess.PIPE, text=True,
                               check=True).stdout
     # `: && c++ ... && :`, so that CMake can add steps before and after.
     return shlex.split(commands.splitlines()[-1].split("&&")[1])
@@ -174,6 +174,7 @@ def main():
         print(f"{defect['name']}: its text occurs {times_found(root, defect)} times in {defect['file']}, not once")
     if lost or not arguments.build:
         return 1 if lost or not defects else 0
+    defects = [defect for defect in defects if not defect.get("gpu")]
 
     library = Library(root, arguments.build.resolve())
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -56,6 +56,18 @@ class Scripts(unittest.TestCase):
             code = table.main([str(self.rows), str(self.page), *options])
         return code, self.page.read_text()
 
+    def test_rows_of_a_record_become_tables_of_a_gpu(self):
+        gpu = {"backend": "cuda", "family": "sm80", "hot_ms": 13.0, "tflops": 350.4}
+        plain = row(**gpu, dtype="bf16", peers={"fa2": 13.0, "cudnn": 7.0}, against="fa2", ratio=1.053)
+        bias = row(**gpu, dtype="bf16", case="bias", of_plain=0.8123)
+        host = {"op": "forward", "backend": "cuda", "case": "host_call", "ms": 0.0035}
+        self.rows = self.folder / "record.json"
+        self.rows.write_text(json.dumps({"source_hash": "0", "bench": [plain, bias, host]}))
+        _, text = self.run_table("<!-- bench gpu family=sm80 -->\n<!-- /bench -->\n<!-- bench gpu_cases -->\n<!-- /bench -->\n")
+        self.assertIn("| bf16 | 64 | 1024 | false | - | 12.3 | 13 | 350 | 89% | 7 | 13 | 1.05x fa2 |\n", text)
+        self.assertIn("| bf16 | 64 | 1024 | false | bias | 12.3 | 13 | 350 | 89% | - | 0.81x |\n", text)
+        self.assertNotIn("host_call", text)
+
     def test_a_part_becomes_a_table_and_the_rest_stays(self):
         code, text = self.run_table("before\n<!-- bench forward d=64 threads=2 -->\nold\n<!-- /bench -->\nafter\n")
         self.assertEqual(code, 0)
