@@ -66,7 +66,6 @@ constexpr i64 kBytesForThreads = 1'000'000;
 }  // namespace
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
-  const DType accumulate = accumulator(problem.dtype);
   const Tiles* tiles = tiles_for(problem, machine.instruction_sets);
   if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);
 
@@ -97,8 +96,8 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan_cpu_forward(problem, plan);
   }
   const double cores = std::min(plan.threads, machine.threads) / static_cast<double>(std::max(machine.threads, 1));
-  const double peak = machine.flops_per_second * cores / (accumulate == DType::fp64 ? 2 : 1);  // half the lanes
-  plan.prediction = predict(work.flops, work.fused_bytes, peak, machine.bytes_per_second);
+  plan.prediction =
+      predict(work.flops, work.fused_bytes, product_rate(machine, plan.operand) * cores, machine.bytes_per_second);
   return plan;
 }
 

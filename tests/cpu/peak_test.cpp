@@ -124,8 +124,10 @@ TEST(CpuPeak, a_machine_is_measured_once) {
   plain.threads = 1;
   const Machine first = measured(plain), second = measured(plain);
   EXPECT_GT(first.flops_per_second, 0);
+  EXPECT_GT(first.bf16_flops_per_second, 0);
   EXPECT_GT(first.bytes_per_second, 0);
   EXPECT_EQ(first.flops_per_second, second.flops_per_second);
+  EXPECT_EQ(first.bf16_flops_per_second, second.bf16_flops_per_second);
   EXPECT_EQ(first.bytes_per_second, second.bytes_per_second);
   EXPECT_EQ(first.name, plain.name);
 }
