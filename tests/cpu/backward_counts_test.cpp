@@ -19,9 +19,10 @@ struct Rows {
   std::int64_t first_query, queries, first_key, keys;
 };
 
-class Counting {
+class BackwardCounting {
  public:
-  Counting(const Probe& probe, bool packed, const std::string& set) : probe_(probe), packed_(packed), set_(set) {
+  BackwardCounting(const Probe& probe, bool packed, const std::string& set)
+      : probe_(probe), packed_(packed), set_(set) {
     const DType dtype = type_for(set, DType::fp32);
     const std::int64_t sq = probe.sq, sk = probe.sk;
     if (packed) {
@@ -117,7 +118,7 @@ TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
     SCOPED_TRACE(testing::Message() << set << " sq " << probe.sq << " sk " << probe.sk << " causal "
                                     << static_cast<int>(probe.causal) << " window " << probe.window.left << " "
                                     << probe.window.right << " chunk " << probe.chunk << " packed " << packed);
-    Counting(probe, packed, set).check();
+    BackwardCounting(probe, packed, set).check();
   };
   const int step = repeats(1, 7);  // shares no factor with a loop
   int number = 0;
