@@ -89,7 +89,7 @@ std::vector<Loops> all_loops() {
         {"avx512", features().avx512, &kPeakLoopAvx512, &kPeakLoopAvx512, kReadLoopAvx512},
         {"avx2", features().avx2, &kPeakLoopAvx2, &kPeakLoopAvx2, kReadLoopAvx2},
 #elif defined(__aarch64__)
-    {"neon", true, &kPeakLoopNeon, &kPeakLoopNeon, kReadLoopPortable},
+    {"neon", true, &kPeakLoopNeon, &kPeakLoopNeon, kReadLoopNeon},
 #endif
         {"portable", true, &kPeakLoopPortable, &kPeakLoopPortable, kReadLoopPortable},
   };

@@ -62,6 +62,8 @@ TEST(CpuPeak, read_loops_read_every_word) {
 #if defined(__x86_64__)
   if (features().avx2) loops.push_back(kReadLoopAvx2);
   if (features().avx512) loops.push_back(kReadLoopAvx512);
+#elif defined(__aarch64__)
+  loops.push_back(kReadLoopNeon);
 #endif
   for (const ReadLoop loop : loops) {
     for (std::size_t n = 0; n < kWords; ++n) words[n] = n + 1;
