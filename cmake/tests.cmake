@@ -63,7 +63,7 @@ if(narrows_test_sources)
   # The tests in which threads meet, for ThreadSanitizer: `make tsan`.
   set(narrows_thread_test_sources ${narrows_test_sources})
   list(FILTER narrows_thread_test_sources INCLUDE REGEX
-    "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$|/[a-z_]*_wide\\.cpp$")
+    "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$|/tile_kernels_(pairs|registers)_wide\\.cpp$")
   add_executable(narrows_thread_tests EXCLUDE_FROM_ALL ${narrows_thread_test_sources})
   narrows_test_program(narrows_thread_tests)
   narrows_unite(narrows_thread_tests 7)
