@@ -69,7 +69,7 @@ build/venv/requirements.stamp: python/requirements-test.txt
 build/venv/package.stamp: build/venv/requirements.stamp pyproject.toml CMakeLists.txt \
     $(shell find cmake include src python -type f -not -name '*.pyc' 2>/dev/null)
 	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
-	  --config-settings=build-dir=build/python \
+	  --config-settings=build-dir=build/python --config-settings=cmake.define.NARROWS_UNITY_BUILD=ON \
 	  $(if $(WERROR),--config-settings=cmake.define.NARROWS_WARNINGS_AS_ERRORS=ON) .
 	@touch $@
 
@@ -91,7 +91,6 @@ tsan:
 	@mkdir -p build/results
 	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"
 
-# A few tests: under qemu they take ten times as long as on the machine.
 # Every test of the kernels, and one row in sixteen of the table of cases: emulation is slow.
 EMULATED = qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/narrows_emulated_tests --gtest_brief=1
 neon:
@@ -105,9 +104,9 @@ neon:
 
 mutations:
 	@scripts/install-dependencies test
-	cmake --preset release -DNARROWS_BUILD_TESTS=ON $(CONFIGURE_FLAGS)
-	cmake --build --preset release --target narrows_tests -j $(JOBS)
-	python3 -B tests/mutations/run.py . build/release --jobs $(JOBS)
+	cmake --preset release -B build/mutations -DNARROWS_UNITY_BUILD=OFF $(CONFIGURE_FLAGS)
+	cmake --build build/mutations --target narrows_tests -j $(JOBS)
+	python3 -B tests/mutations/run.py . build/mutations --jobs $(JOBS)
 
 fuzz: asan
 	cmake --build --preset asan --target narrows_fuzzers -j $(JOBS)

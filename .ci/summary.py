@@ -1,13 +1,20 @@
 """summary.py RESULTS: adds up the test reports that .ci/run left in RESULTS and prints `N passed, N failed, N skipped`.
 
-A failed step whose report shows no failed test (a build that broke, say) counts as one failure. Exits with 1 on any failure.
+A report of CTest names shards of narrows_tests as tests; what each of them ran stands in a report of its own, in the build's
+folder `reports`, and counts in the shard's place. A shard that failed without a failed test in its report (it crashed, say)
+counts as one failure, and so does a failed step whose report shows none (a build that broke, say). Exits with 1 on any
+failure.
 """
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
 REPORTS = ["ctest", "pytest", "sanitize", "tsan", "neon", "neon-cases"]
+BUILDS = {"ctest": "release", "sanitize": "asan"}  # whose tests are sharded
+SHARD = re.compile(r"narrows_tests_\d+")
 
 
 def outcome(case):
@@ -20,29 +27,47 @@ def outcome(case):
     return "passed" if skipped is None else "skipped"
 
 
+def cases_of(report):
+    return ElementTree.parse(report).iter("testcase")
+
+
+def count_report(report):
+    count = Counter()
+    shards = report.parent.parent / BUILDS.get(report.stem, "") / "reports"
+    for case in cases_of(report):
+        own, tests = shards / f"{case.get('name')}.xml", Counter()
+        if SHARD.fullmatch(case.get("name")) and own.exists():
+            tests = Counter(outcome(test) for test in cases_of(own))
+        if not tests or (outcome(case) == "failed" and not tests["failed"]):
+            tests[outcome(case)] += 1
+        count += tests
+    return count
+
+
 def main():
     results = Path(sys.argv[1])
     failed_file = results / "failed-steps"
     failed_steps = failed_file.read_text(encoding="utf-8").split() if failed_file.exists() else []
-    total = {"passed": 0, "failed": 0, "skipped": 0}
+    total = Counter()
     for name in REPORTS:
-        report = results / f"{name}.xml"
-        count = dict.fromkeys(total, 0)
+        report, count = results / f"{name}.xml", Counter()
         if report.exists():
-            for case in ElementTree.parse(report).iter("testcase"):
-                count[outcome(case)] += 1
+            count = count_report(report)
         elif name not in failed_steps:
             failed_steps.append(name)
         if count["failed"] and name in failed_steps:
             failed_steps.remove(name)
-        print(f"{name}: " + ", ".join(f"{number} {word}" for word, number in count.items()))
-        for word, number in count.items():
-            total[word] += number
+        print(f"{name}: {text_of(count)}")
+        total += count
     for name in failed_steps:
         print(f"{name}: the step failed")
     total["failed"] += len(failed_steps)
-    print(", ".join(f"{number} {word}" for word, number in total.items()))
+    print(text_of(total))
     return 1 if total["failed"] else 0
+
+
+def text_of(count):
+    return ", ".join(f"{count[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ void add_options(CLI::App& command, Selection& selection) {
   add_flag(command, "--quick", selection.quick, {"", "Few rows, each measured briefly"});
 }
 
-constexpr const char* kHelp =
+constexpr const char* kBenchHelp =
     "Without options the whole table. An option replaces the values of its axis, inside the table or not.\n"
     "ms is the median, best_ms the least; rate and fraction are of best_ms. peak is a loop measured beside each row: "
     "of\n"
@@ -154,7 +154,7 @@ constexpr const char* kHelp =
 }  // namespace
 
 Command add_bench(CLI::App& app) {
-  CLI::App& command = add_command(app, "bench", "Measure the table of benchmarks, or rows of one's own", kHelp);
+  CLI::App& command = add_command(app, "bench", "Measure the table of benchmarks, or rows of one's own", kBenchHelp);
   const auto bench = std::make_shared<Bench>();
   add_options(command, bench->selection);
   add_option(command, "--peers",

@@ -14,12 +14,10 @@
 namespace narrows::cli {
 namespace {
 
-using Json = nlohmann::json;
-
 /// Frameworks load for a while; the slowest call that was seen took 15 s.
 constexpr double kAnswerSeconds = 300;
 
-Json parsed(const std::string& line) { return Json::parse(line, nullptr, false); }
+nlohmann::json parsed(const std::string& line) { return nlohmann::json::parse(line, nullptr, false); }
 
 /// Fit for a terminal.
 std::string shown(const std::string& text) {
@@ -35,7 +33,7 @@ bool is_name(std::string_view text) {
 }
 
 /// An object of texts by the names of peers; nothing where it is anything else.
-std::optional<std::map<std::string, std::string>> texts_of(const Json& answer, const char* key) {
+std::optional<std::map<std::string, std::string>> texts_of(const nlohmann::json& answer, const char* key) {
   if (!answer.is_object() || !answer.contains(key) || !answer[key].is_object()) return std::nullopt;
   std::map<std::string, std::string> texts;
   for (const auto& [name, text] : answer[key].items()) {
@@ -45,7 +43,7 @@ std::optional<std::map<std::string, std::string>> texts_of(const Json& answer, c
   return texts;
 }
 
-bool is_time(const Json& value) {
+bool is_time(const nlohmann::json& value) {
   return value.is_number() && std::isfinite(value.get<double>()) && value.get<double>() > 0;
 }
 
@@ -59,7 +57,7 @@ Peers::Peers(const std::string& python, bool asked) {
     return;
   }
   const std::optional<std::string> line = child_->read_line(kAnswerSeconds);
-  const Json hello = line ? parsed(*line) : Json();
+  const nlohmann::json hello = line ? parsed(*line) : nlohmann::json();
   const auto peers = texts_of(hello, "peers"), missing = texts_of(hello, "missing");
   if (!peers || !missing) {
     child_.reset();
@@ -75,7 +73,7 @@ Peers::Peers(const std::string& python, bool asked) {
 std::vector<std::string> Peers::prepare(const Row& row) {
   const std::optional<std::string> line = ask(R"("do":"prepare","row":)" + request_of(row));
   if (!line) return {};
-  const Json answer = parsed(*line);
+  const nlohmann::json answer = parsed(*line);
   const auto failed = texts_of(answer, "failed");
   if (!failed || !answer.contains("ready") || !answer["ready"].is_array()) {
     end("gave no list of peers for a row");
@@ -83,16 +81,16 @@ std::vector<std::string> Peers::prepare(const Row& row) {
   }
   for (const auto& [name, why] : *failed) note(fmt::format("peer {} failed: {}", name, why));
   std::vector<std::string> ready;
-  for (const Json& name : answer["ready"])
+  for (const nlohmann::json& name : answer["ready"])
     if (name.is_string() && found_.contains(name.get<std::string>())) ready.push_back(name.get<std::string>());
   return ready;
 }
 
 std::vector<double> Peers::time(const std::string& peer, double seconds) {
   const std::optional<std::string> line =
-      ask(fmt::format(R"("do":"time","peer":{},"seconds":{})", Json(peer).dump(), seconds));
+      ask(fmt::format(R"("do":"time","peer":{},"seconds":{})", nlohmann::json(peer).dump(), seconds));
   if (!line) return {};
-  const Json answer = parsed(*line);
+  const nlohmann::json answer = parsed(*line);
   if (answer.contains("error") && answer["error"].is_string()) {
     note(fmt::format("peer {} failed: {}", peer, shown(answer["error"].get<std::string>())));
     return {};
@@ -115,7 +113,7 @@ std::optional<std::string> Peers::ask(const std::string& request) {
     end(fmt::format("ended, or gave no answer for {} s", kAnswerSeconds));
     return std::nullopt;
   }
-  const Json answer = parsed(*line);
+  const nlohmann::json answer = parsed(*line);
   if (!answer.is_object() || !answer.contains("id") || answer["id"] != id) {
     end("answered what was not asked");
     return std::nullopt;

@@ -1,4 +1,4 @@
-// What commands need of the parser of command lines; command_line.cpp alone (and narrows.cpp) sees the library behind it.
+// What commands need of the parser of command lines; command_line.cpp alone (and commands.cpp) sees the library behind it.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// The commands of `narrows`, one file each. narrows.cpp is the door: options, exit codes, errors.
+// The commands of `narrows`, one file each. narrows.cpp is the door: exit codes, errors.
 #pragma once
 
 #include <functional>
@@ -23,5 +23,8 @@ Command add_explain(CLI::App& app);
 Command add_info(CLI::App& app);
 Command add_bench(CLI::App& app);
 Command add_cache(CLI::App& app);
+
+/// The whole command line; answers the exit code. Throws Error for what cannot be parsed.
+int run_command(int count, const char* const* arguments);
 
 }  // namespace narrows::cli

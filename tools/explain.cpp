@@ -154,7 +154,7 @@ void add_shape_options(CLI::App& command, const std::shared_ptr<Explain>& option
   shape("--mask-shape", &Explain::mask, "With a mask of this shape");
 }
 
-constexpr const char* kHelp =
+constexpr const char* kExplainHelp =
     "Bytes are those that must cross between memory and chip: each of q, k, v, o and lse once, and for three-kernel\n"
     "attention S and P written and read. Times are predicted from rates measured on this CPU, or from the GPU's "
     "numbers.\n\n"
@@ -167,7 +167,7 @@ constexpr const char* kHelp =
 }  // namespace
 
 Command add_explain(CLI::App& app) {
-  CLI::App& command = add_command(app, "explain", "Say what a call costs and how it would be computed", kHelp);
+  CLI::App& command = add_command(app, "explain", "Say what a call costs and how it would be computed", kExplainHelp);
   const auto options = std::make_shared<Explain>();
   add_files(command, options->reading.paths, "Files as `narrows run` takes them; shapes and lengths count", false);
   add_option(command, "--dtype", {"TYPE", "fp16, bf16, fp32 or fp64; default fp32, or the file's"},

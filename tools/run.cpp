@@ -121,7 +121,7 @@ int run(Run& run) {
   return passed ? kOk : kCheckFailed;
 }
 
-constexpr const char* kHelp =
+constexpr const char* kRunHelp =
     "A file holds q (b, sq, h, d), k (b, sk, hk, d) and v (b, sk, hk, dv), or q (total, h, d) with cu_seqlens_q, and\n"
     "optionally bias, mask, alibi_slopes (slopes), sinks, shift, cu_seqlens_q, cu_seqlens_k (or one cu_seqlens),\n"
     "seqused_q, seqused_k; o and lse are compared with the result. Names LAYER.q, LAYER.k, LAYER.v, ... make a call\n"
@@ -138,7 +138,7 @@ constexpr const char* kHelp =
 }  // namespace
 
 Command add_run(CLI::App& app) {
-  CLI::App& command = add_command(app, "run", "Compute attention on the tensors of files, time and check it", kHelp);
+  CLI::App& command = add_command(app, "run", "Compute attention on the tensors of files, time and check it", kRunHelp);
   const auto options = std::make_shared<Run>();
   add_files(command, options->reading.paths, ".safetensors, .npz, or several .npy", true);
   add_option(command, "-o,--output", {"FILE", "Write the results to this .safetensors or .npz file"},

@@ -47,8 +47,8 @@ Explanation explained(const Call& call, std::string_view family) {
   const Device& device = call.problem.device;
   const Machine machine = device.kind == DeviceKind::cuda ? machine_of(device) : cpu::measured(cpu::machine());
   Choice choice = choose(call.problem, cost, machine, family);
-  const Prediction three_kernel =
-      predict(cost.three_kernel_flops, cost.three_kernel_bytes, machine.flops_per_second, machine.bytes_per_second);
+  const Prediction three_kernel = predict(cost.three_kernel_flops, cost.three_kernel_bytes,
+                                          product_rate(machine, choice.plan.operand), machine.bytes_per_second);
   return {
       .problem = call.problem.text(),
       .family = std::string(choice.plan.family),

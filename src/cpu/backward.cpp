@@ -16,7 +16,7 @@
 namespace narrows::cpu {
 namespace {
 
-constexpr i64 kRowsOfTask = 256;
+constexpr i64 kRowsOfDqTask = 256;
 template <class T> constexpr std::array<T, kMostHeadDim> kZeros{};
 
 template <class T>
@@ -67,9 +67,9 @@ template <class T> void write_blanks(const BackwardCall<T>& call, int threads) {
 
 /// (batch, kv head) pairs [begin, end), whose sums of dQ are in scratch together. A head's stages: its rows of Q and dO are
 /// packed, once for all the chunks of keys that meet them; its partial sums are made; dQ is their sum.
-template <class T> class Wave {
+template <class T> class BackwardWave {
  public:
-  Wave(const BackwardCall<T>& call, i64 begin, i64 end) : call_(call), begin_(begin), end_(end) {}
+  BackwardWave(const BackwardCall<T>& call, i64 begin, i64 end) : call_(call), begin_(begin), end_(end) {}
 
   void run(int threads) const {
     const auto body = [this](std::size_t stage, i64 place, i64 task, int thread) {
@@ -80,7 +80,7 @@ template <class T> class Wave {
     const auto progress = make_progress<3>(call_.progress, end_ - begin_, [this](i64 place) {
       const i64 rows = heads_at(place).rows();
       return std::array<i64, 3>{ceil_div(rows, call_.query_block), call_.partials,
-                                call_.problem.wants_dq ? ceil_div(rows, kRowsOfTask) : 0};
+                                call_.problem.wants_dq ? ceil_div(rows, kRowsOfDqTask) : 0};
     });
     HeadTasks<3, decltype(body)>(progress, body).run(threads);
   }
@@ -105,8 +105,8 @@ template <class T> class Wave {
   /// Adds the partial sums of some rows in their order and writes dQ.
   void write_query_gradients(i64 place, i64 task) const {
     const QueryHeads heads = heads_at(place);
-    const i64 end = std::min((task + 1) * kRowsOfTask, heads.rows());
-    for (i64 row = task * kRowsOfTask; row < end; ++row) {
+    const i64 end = std::min((task + 1) * kRowsOfDqTask, heads.rows());
+    for (i64 row = task * kRowsOfDqTask; row < end; ++row) {
       if (row + kRowsAhead < end)
         prefetch_row<Access::write>(target(heads, row + kRowsAhead), call_.problem.head_dim,
                                     call_.buffers.dq.strides[3]);
@@ -151,7 +151,7 @@ template <class T> class Wave {
   i64 begin_, end_;
 };
 
-template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+template <class T> void run_backward_in(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   Arena arena(plan, buffers.workspace);
   const BackwardCall<T> call = make_backward_call<T>(problem, plan, buffers, arena);
   write_blanks(call, plan.threads);
@@ -160,7 +160,7 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   if (!problem.wants_dv && !wants_score_gradients(problem)) return;
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once)
-    Wave<T>(call, begin, std::min(begin + plan.heads_at_once, heads)).run(plan.threads);
+    BackwardWave<T>(call, begin, std::min(begin + plan.heads_at_once, heads)).run(plan.threads);
   if (problem.wants_dslopes) write_slope_gradient(call);
 }
 
@@ -173,9 +173,9 @@ void run_backward(const Problem& given, const Plan& plan, const Buffers& buffers
   if (no_rows && !(problem.dslopes_per_batch && problem.heads) && problem.kv_heads * problem.key_rows == 0)
     problem.batch = 0;
   if (problem.dtype == DType::fp64)
-    run<double>(problem, plan, buffers);
+    run_backward_in<double>(problem, plan, buffers);
   else
-    run<float>(problem, plan, buffers);
+    run_backward_in<float>(problem, plan, buffers);
 }
 
 }  // namespace narrows::cpu

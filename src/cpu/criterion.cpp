@@ -11,7 +11,6 @@ namespace narrows {
 namespace {
 
 using reference::Index;
-using reference::Result;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -26,7 +25,8 @@ double unit(DType dtype, double largest_logit) {
 }
 
 /// What an element may err by beside twice the plain error of its row.
-double allowance(std::string_view name, const Result& exact, std::size_t element, DType compute, DType stored) {
+double allowance(std::string_view name, const reference::Result& exact, std::size_t element, DType compute,
+                 DType stored) {
   const double logit = exact.logit[element];
   if (name == "lse") return (compute == DType::fp64 ? 1e-13 : 2e-5) * (1 + logit / 8);
   return std::max(unit(compute, logit), unit(stored, 0)) * exact.magnitude[element];
@@ -54,7 +54,8 @@ struct Frobenius {
 };
 
 /// The largest finite |plain - exact| of elements [first, last).
-double plain_error(const Result& exact, const Result& plain, std::size_t first, std::size_t last) {
+double plain_error(const reference::Result& exact, const reference::Result& plain, std::size_t first,
+                   std::size_t last) {
   double largest = 0;
   for (std::size_t element = first; element < last; ++element) {
     const double error = distance(plain.value[element], exact.value[element]);
@@ -84,7 +85,8 @@ std::string Verdict::text() const {
          number(error) + ", plain " + number(plain_error);
 }
 
-Verdict judge(std::string_view name, const Tensor& ours, const Result& exact, const Result& plain, DType compute) {
+Verdict judge(std::string_view name, const Tensor& ours, const reference::Result& exact, const reference::Result& plain,
+              DType compute) {
   Verdict verdict;
   verdict.name = name;
   verdict.where = reference::first_of(exact.shape);
@@ -128,7 +130,8 @@ std::vector<Verdict> check_backward(const BackwardInputs& in, const Gradients& o
   const reference::BackwardResult exact = reference::exact_backward(bare, options);
   const reference::BackwardResult plain = reference::plain_backward(bare, options);
   std::vector<Verdict> verdicts;
-  const auto judge_given = [&](std::string_view name, const Tensor& tensor, Result reference::BackwardResult::*result) {
+  const auto judge_given = [&](std::string_view name, const Tensor& tensor,
+                               reference::Result reference::BackwardResult::*result) {
     if (tensor.given()) verdicts.push_back(judge(name, tensor, exact.*result, plain.*result, in.q.dtype));
   };
   judge_given("dq", ours.dq, &reference::BackwardResult::dq);

@@ -61,9 +61,9 @@ template <class T> void write_blank_rows(const ForwardCall<T>& call, int threads
 }
 
 /// Some kv heads that are in scratch together, and their tasks.
-template <class T> class Wave {
+template <class T> class ForwardWave {
  public:
-  Wave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head, i64 heads_together)
+  ForwardWave(const ForwardCall<T>& call, std::span<KvHead> room, i64 first_head, i64 heads_together)
       : call_(call), heads_(room), together_(heads_together) {
     i64 elements = 0, place = 0;
     for (KvHead& head : heads_) {
@@ -160,7 +160,7 @@ template <class T> class Wave {
   i64 last_block_ = 0;
 };
 
-template <class T> void run(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+template <class T> void run_forward_in(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   // Without results a batch needs no memory, and may be too large to walk through.
   const bool no_results = problem.query_rows == 0 || problem.heads == 0;
   if (no_results && !problem.appends) return;
@@ -173,7 +173,7 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
   const i64 heads = problem.batch * problem.kv_heads;
   for (i64 begin = 0; begin < heads; begin += plan.heads_at_once) {
     const std::size_t count = static_cast<std::size_t>(std::min(plan.heads_at_once, heads - begin));
-    const Wave<T> wave(call, {room, count}, begin, plan.reads_in_place ? plan.heads_together : 1);
+    const ForwardWave<T> wave(call, {room, count}, begin, plan.reads_in_place ? plan.heads_together : 1);
     if (plan.reads_in_place)
       wave.template run_together<DecodeGroup<T>>(plan.threads);
     else if (!call.heads && call.partials.splits > 1)
@@ -187,9 +187,9 @@ template <class T> void run(const Problem& problem, const Plan& plan, const Buff
 
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   if (problem.dtype == DType::fp64)
-    run<double>(problem, plan, buffers);
+    run_forward_in<double>(problem, plan, buffers);
   else
-    run<float>(problem, plan, buffers);
+    run_forward_in<float>(problem, plan, buffers);
 }
 
 }  // namespace narrows::cpu

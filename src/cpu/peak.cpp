@@ -89,7 +89,7 @@ std::vector<Loops> all_loops() {
         {"avx512", features().avx512, &kPeakLoopAvx512, &kPeakLoopAvx512, kReadLoopAvx512},
         {"avx2", features().avx2, &kPeakLoopAvx2, &kPeakLoopAvx2, kReadLoopAvx2},
 #elif defined(__aarch64__)
-    {"neon", true, &kPeakLoopNeon, &kPeakLoopNeon, kReadLoopPortable},
+    {"neon", true, &kPeakLoopNeon, &kPeakLoopNeon, kReadLoopNeon},
 #endif
         {"portable", true, &kPeakLoopPortable, &kPeakLoopPortable, kReadLoopPortable},
   };
@@ -168,7 +168,7 @@ double read_rate(int threads, std::size_t bytes) {
 
 Machine measured(Machine machine) {
   struct Rates {
-    double flops, bytes;
+    double flops, bf16_flops, bytes;
   };
   static std::mutex mutex;
   static std::map<std::pair<std::string, int>, Rates> known;
@@ -176,10 +176,14 @@ Machine measured(Machine machine) {
   const std::string set(machine.instruction_sets.front());
   auto found = known.find({set, machine.threads});
   if (found == known.end()) {
-    const Rates rates{peak_rate(set, DType::fp32, machine.threads), read_rate(machine.threads)};
+    const double flops = peak_rate(set, DType::fp32, machine.threads);
+    const bool same = &loop_of(set, DType::bf16) == &loop_of(set, DType::fp32);
+    const double bf16_flops = same ? flops : peak_rate(set, DType::bf16, machine.threads);
+    const Rates rates{flops, bf16_flops, read_rate(machine.threads)};
     found = known.insert({{set, machine.threads}, rates}).first;
   }
   machine.flops_per_second = found->second.flops;
+  machine.bf16_flops_per_second = found->second.bf16_flops;
   machine.bytes_per_second = found->second.bytes;
   return machine;
 }

@@ -25,6 +25,7 @@ extern const ReadLoop kReadLoopAvx2;
 extern const ReadLoop kReadLoopAvx512;
 #elif defined(__aarch64__)
 extern const PeakLoop kPeakLoopNeon;
+extern const ReadLoop kReadLoopNeon;
 #endif
 
 /// What the fp32 loops multiply by and add: values tend to 1, far from denormals. None begins there, where a compiler sees

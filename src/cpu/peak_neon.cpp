@@ -1,29 +1,20 @@
 // Sixteen chains: four units of latency 4 never wait.
-#include "cpu/peak_loops.hpp"
-
 #include <arm_neon.h>
 
 namespace narrows::cpu {
 namespace {
 
-using Vector = float32x4_t;
-constexpr int kChains = 16;
-
-float run(long rounds) {
-  Vector sum[kChains];
-  for (int i = 0; i < kChains; ++i) sum[i] = vdupq_n_f32(2.0F + static_cast<float>(i));
-  const Vector factor = vdupq_n_f32(kPeakFactor), addend = vdupq_n_f32(kPeakAddend);
-  for (long round = 0; round < rounds; ++round) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kChains; ++i) sum[i] = vfmaq_f32(addend, sum[i], factor);
-  }
-  float total = 0;
-  for (int i = 0; i < kChains; ++i) total += sum[i][0];
-  return total;
-}
+struct Peak {
+  static constexpr int kVectorBytes = 16, kChains = 16;
+  static float32x4_t multiply_add(float32x4_t a, float32x4_t b, float32x4_t c) { return vfmaq_f32(c, a, b); }
+};
 
 }  // namespace
+}  // namespace narrows::cpu
 
-const PeakLoop kPeakLoopNeon{2.0 * kChains * sizeof(Vector) / sizeof(float), run};
+#include "cpu/peak_vectors.inl.hpp"
 
+namespace narrows::cpu {
+const PeakLoop kPeakLoopNeon = kRun;
+const ReadLoop kReadLoopNeon = read;
 }  // namespace narrows::cpu

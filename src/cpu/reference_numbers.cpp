@@ -17,7 +17,7 @@ struct Format {
 };
 constexpr Format kFp16{10, -14}, kBf16{7, -126};
 
-double round_to(Format format, double value) {
+double to_format(Format format, double value) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.lowest);
   const double step = std::ldexp(1.0, exponent - format.mantissa);
@@ -56,8 +56,8 @@ double decode(Format format, std::uint16_t bits) {
 
 double round_to(DType dtype, double value) {
   switch (dtype) {
-    case DType::fp16: return round_to(kFp16, value);
-    case DType::bf16: return round_to(kBf16, value);
+    case DType::fp16: return to_format(kFp16, value);
+    case DType::bf16: return to_format(kBf16, value);
     case DType::fp32: return static_cast<double>(static_cast<float>(value));
     default: return value;
   }
@@ -79,8 +79,8 @@ double load(const void* data, DType dtype, Index element) {
 
 void store(void* data, DType dtype, Index element, double value) {
   switch (dtype) {
-    case DType::fp16: static_cast<std::uint16_t*>(data)[element] = encode(kFp16, round_to(kFp16, value)); break;
-    case DType::bf16: static_cast<std::uint16_t*>(data)[element] = encode(kBf16, round_to(kBf16, value)); break;
+    case DType::fp16: static_cast<std::uint16_t*>(data)[element] = encode(kFp16, to_format(kFp16, value)); break;
+    case DType::bf16: static_cast<std::uint16_t*>(data)[element] = encode(kBf16, to_format(kBf16, value)); break;
     case DType::fp32: static_cast<float*>(data)[element] = static_cast<float>(value); break;
     case DType::fp64: static_cast<double*>(data)[element] = value; break;
     case DType::int32: static_cast<std::int32_t*>(data)[element] = static_cast<std::int32_t>(value); break;

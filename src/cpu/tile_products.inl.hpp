@@ -32,16 +32,26 @@ template <class T> void pack_keys(const Rows& source, Packed* strips) {
     transpose<kColumns<T>>(source, first, T{1}, reinterpret_cast<T*>(strips) + first * source.length);
 }
 
+// Rows that are converted together, so that each strip gets several neighbouring lines at once.
+template <class T> constexpr int kValueRows = kColumns<T> < 8 ? kColumns<T> : 8;
+
 template <class T> void pack_values(const Rows& source, Packed* strips) {
   const i64 keys = (source.count + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
-  constexpr i64 kAhead = 16;
-  for (i64 key = 0; key < keys; ++key) {
-    prefetch_row(source, key + kAhead);
+  alignas(kVectorBytes) T piece[kValueRows<T>][kPiece];
+  for (i64 key = 0; key < keys; key += kValueRows<T>) {
     T* strip = reinterpret_cast<T*>(strips) + key * kColumns<T>;
-    for (i64 from = 0; from < source.length; from += kColumns<T>, strip += keys * kColumns<T>) {
-      const i64 count = source.length - from < kColumns<T> ? source.length - from : i64{kColumns<T>};
-      convert_or_clear(source, key, from, count, strip);
-      for (i64 x = count; x < kColumns<T>; ++x) strip[x] = T{0};
+    for (i64 from = 0; from < source.length; from += kPiece) {
+      const i64 count = source.length - from < kPiece ? source.length - from : kPiece;
+      for (int row = 0; row < kValueRows<T>; ++row) {
+        if (from == 0) prefetch_row(source, key + row + 2 * kValueRows<T>);
+        convert_or_clear(source, key + row, from, count, piece[row]);
+        for (i64 x = count; x % kColumns<T> != 0; ++x) piece[row][x] = T{0};
+      }
+      for (i64 column = 0; column < count; column += kColumns<T>, strip += keys * kColumns<T>)
+        for (int row = 0; row < kValueRows<T>; ++row) {
+          at(strip + row * kColumns<T>) = at(piece[row] + column);
+          at(strip + row * kColumns<T> + kLanes<T>) = at(piece[row] + column + kLanes<T>);
+        }
     }
   }
 }

@@ -11,7 +11,7 @@ namespace {
 
 /// Tile sizes, one row for each instruction set and accumulator. A set whose operands are narrower than its sums serves
 /// tensors of the operands' type alone.
-struct Tiles {
+struct CpuTiles {
   std::string_view instruction_set;
   DType accumulator, operand;
   i64 depth;        // elements that a product sums over come in multiples of this
@@ -24,25 +24,25 @@ struct Tiles {
   // again for every chunk of keys.
   i64 backward_query_block, backward_key_block, key_chunk;
 };
-constexpr std::array kTiles{
-    Tiles{"amx", DType::fp32, DType::bf16, 32, 192, 1024, 32, 256, 192, 256, 512},
-    Tiles{"avx512bf16", DType::fp32, DType::bf16, 2, 192, 512, 32, 256, 96, 128, 512},
-    Tiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 32, 256, 96, 128, 512},
-    Tiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
-    Tiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
-    Tiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+constexpr std::array kCpuTiles{
+    CpuTiles{"amx", DType::fp32, DType::bf16, 32, 192, 1024, 32, 256, 192, 256, 512},
+    CpuTiles{"avx512bf16", DType::fp32, DType::bf16, 2, 192, 512, 32, 256, 96, 128, 512},
+    CpuTiles{"avx512", DType::fp32, DType::fp32, 1, 192, 1024, 32, 256, 96, 128, 512},
+    CpuTiles{"avx512", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+    CpuTiles{"avx2", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
+    CpuTiles{"avx2", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
     // AVX2's in whole panels of 10 rows; not yet measured.
-    Tiles{"neon", DType::fp32, DType::fp32, 1, 200, 512, 32, 256, 80, 128, 512},
-    Tiles{"neon", DType::fp64, DType::fp64, 1, 100, 256, 32, 256, 40, 64, 256},
-    Tiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
-    Tiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
+    CpuTiles{"neon", DType::fp32, DType::fp32, 1, 200, 512, 32, 256, 80, 128, 512},
+    CpuTiles{"neon", DType::fp64, DType::fp64, 1, 100, 256, 32, 256, 40, 64, 256},
+    CpuTiles{"portable", DType::fp32, DType::fp32, 1, 192, 512, 32, 256, 96, 128, 512},
+    CpuTiles{"portable", DType::fp64, DType::fp64, 1, 96, 256, 32, 256, 48, 64, 256},
 };
 
 // Where operands are rounded a result has to have this many columns: the criterion allows a weight's rounding twice the plain
 // computation's error in the row, which is nearly 0 for one row in some hundred where a row is a few numbers.
 constexpr i64 kLeastRoundedColumns = 16;
 
-bool takes(const Tiles& row, const Problem& problem, bool wide_operands) {
+bool takes(const CpuTiles& row, const Problem& problem, bool wide_operands) {
   if (row.accumulator != accumulator(problem.dtype)) return false;
   if (row.operand == row.accumulator || wide_operands) return row.operand == row.accumulator;
   const bool backward = problem.operation == Operation::backward;
@@ -51,10 +51,10 @@ bool takes(const Tiles& row, const Problem& problem, bool wide_operands) {
   return row.operand == problem.dtype && columns >= kLeastRoundedColumns && !problem.rotary_pairs;
 }
 
-const Tiles* tiles_for(const Problem& problem, std::span<const std::string_view> instruction_sets,
-                       bool wide_operands = false) {
+const CpuTiles* tiles_for(const Problem& problem, std::span<const std::string_view> instruction_sets,
+                          bool wide_operands = false) {
   for (const std::string_view name : instruction_sets)
-    for (const Tiles& row : kTiles)
+    for (const CpuTiles& row : kCpuTiles)
       if (row.instruction_set == name && takes(row, problem, wide_operands)) return &row;
   return nullptr;
 }
@@ -66,8 +66,7 @@ constexpr i64 kBytesForThreads = 1'000'000;
 }  // namespace
 
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine) {
-  const DType accumulate = accumulator(problem.dtype);
-  const Tiles* tiles = tiles_for(problem, machine.instruction_sets);
+  const CpuTiles* tiles = tiles_for(problem, machine.instruction_sets);
   if (!tiles) return text("no instruction set of ", machine.name, " has tile sizes for ", problem.dtype);
 
   Plan plan;
@@ -78,7 +77,7 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan.reads_in_place = !problem.batch_invariant;
   }
   // Reading in place has weights of the sums' type.
-  const Tiles* const wide = tiles_for(problem, machine.instruction_sets, true);
+  const CpuTiles* const wide = tiles_for(problem, machine.instruction_sets, true);
   plan.reads_in_place = plan.reads_in_place && wide;
   if (plan.reads_in_place) tiles = wide;
   plan.instruction_set = tiles->instruction_set;
@@ -97,8 +96,8 @@ std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& wor
     plan_cpu_forward(problem, plan);
   }
   const double cores = std::min(plan.threads, machine.threads) / static_cast<double>(std::max(machine.threads, 1));
-  const double peak = machine.flops_per_second * cores / (accumulate == DType::fp64 ? 2 : 1);  // half the lanes
-  plan.prediction = predict(work.flops, work.fused_bytes, peak, machine.bytes_per_second);
+  plan.prediction =
+      predict(work.flops, work.fused_bytes, product_rate(machine, plan.operand) * cores, machine.bytes_per_second);
   return plan;
 }
 

@@ -8,7 +8,7 @@ namespace {
 constexpr i64 kHeadBytes = i64{192} << 20;  // of packed rows and sums of dQ at once; one head's may be more
 // A call with fewer kv heads is cut into about as many tasks. A constant, not the machine's threads: the cut decides the order
 // of the sums, and on every machine a call gives the same bits.
-constexpr i64 kTasks = 64;
+constexpr i64 kBackwardTasks = 64;
 // Rows of a tile would otherwise lie a power of two apart and fight for the same lines of L1.
 constexpr i64 kTileStrideExtra = 16;
 
@@ -22,7 +22,7 @@ void cut(const Problem& problem, Plan& plan) {
   const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
   const i64 chunks = std::max<i64>(ceil_div(problem.max_keys, plan.key_chunk), 1);
   const i64 most = std::max<i64>(kHeadBytes / std::max<i64>(partial_bytes(problem), 1), 4);
-  i64 wanted = problem.batch_invariant ? kTasks : std::min(ceil_div(kTasks, heads), most);
+  i64 wanted = problem.batch_invariant ? kBackwardTasks : std::min(ceil_div(kBackwardTasks, heads), most);
   if (problem.num_splits && !problem.batch_invariant) wanted = problem.num_splits;
   plan.partials = std::min(wanted, chunks);
   const i64 sums = problem.wants_dq ? saturating_multiply(partial_bytes(problem), plan.partials) : 0;

@@ -10,7 +10,7 @@ constexpr i64 kPackedBytes =
 constexpr i64 kMostHeads = 65536;  // described in scratch at once
 // A call with fewer (sequence, kv head) pairs splits its keys into about as many tasks. A constant, not the machine's
 // threads: on every machine a call gives the same bits.
-constexpr i64 kTasks = 64;
+constexpr i64 kTasksOfCall = 64;
 // Reading in place, tasks are cheaper, and small ones let the kv heads of the same keys, which may lie side by side, be read
 // soon after each other: 1.4 to 1.7 times as fast on a Zen 3 core with rows of all heads 4 KiB apart.
 constexpr i64 kTasksInPlace = 1024;
@@ -51,7 +51,7 @@ i64 tiles_of_split(const Problem& problem, const Plan& plan, i64 tiles) {
   if (problem.batch_invariant || problem.num_splits == 1 || tiles < 2) return tiles;
   if (problem.num_splits > 1) return ceil_div(tiles, std::min<i64>(tiles, problem.num_splits));
   const i64 heads = std::max<i64>(saturating_multiply(problem.batch, problem.kv_heads), 1);
-  const i64 tasks = plan.reads_in_place ? kTasksInPlace : kTasks;
+  const i64 tasks = plan.reads_in_place ? kTasksInPlace : kTasksOfCall;
   if (plan.packs_ahead || heads >= tasks) return tiles;
   return ceil_div(tiles, std::min(tiles, ceil_div(tasks, heads)));
 }

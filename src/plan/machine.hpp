@@ -19,7 +19,14 @@ struct Machine {
   i64 l2_bytes = 0;                                    // CUDA
   // CPU: fp32 multiply-adds; CUDA: 16-bit products of the tensor cores. 0 = not measured, then no time is predicted.
   double flops_per_second = 0;
-  double bytes_per_second = 0;  // read from device memory
+  double bf16_flops_per_second = 0;  // CPU, of the best instruction set: dot products of bf16 where it has them
+  double bytes_per_second = 0;       // read from device memory
 };
+
+/// FLOP/s of a CPU's products whose operands are of a type.
+inline double product_rate(const Machine& machine, DType operand) {
+  if (operand == DType::bf16) return machine.bf16_flops_per_second;
+  return machine.flops_per_second / (operand == DType::fp64 ? 2 : 1);  // half the lanes
+}
 
 }  // namespace narrows

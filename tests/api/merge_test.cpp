@@ -11,9 +11,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
 /// Attention over keys cut into parts.
 struct Parts {
   Attention whole;

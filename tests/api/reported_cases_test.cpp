@@ -11,18 +11,16 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
 std::int64_t cut(std::int64_t many, std::int64_t few) { return std::getenv("NARROWS_TEST_SMALL") ? few : many; }
 
-void run(Attention& call) {
+void call_forward(Attention& call) {
   call.o.poison();
   call.lse.poison();
   forward(call.in(), call.out(), call.options);
 }
 
-void run_backward(Attention& call) {
-  run(call);
+void call_backward(Attention& call) {
+  call_forward(call);
   for (Array* gradient : {&call.dq, &call.dk, &call.dv}) gradient->poison();
   backward(call.backward_in(), call.gradients(), call.options);
 }
@@ -31,7 +29,7 @@ TEST(Reported, A12_lse_of_a_masked_row_is_minus_infinity) {
   Attention call({.b = 1, .sq = 3, .sk = 5, .h = 2, .hk = 1});
   const Array mask(DType::boolean, {3, 1}, std::vector<double>{1, 0, 1});
   call.options.mask = mask;
-  run(call);
+  call_forward(call);
   for (std::int64_t h = 0; h < 2; ++h) {
     EXPECT_EQ(call.lse.at({0, h, 1}), -kInfinite);
     EXPECT_TRUE(std::isfinite(call.lse.at({0, h, 0})));
@@ -44,7 +42,7 @@ TEST(Reported, A06_K03_rows_without_keys_are_written_and_gradients_repeat_with_a
   call.options.causal = Causal::bottom_right;
   call.options.deterministic = true;
   std::vector<std::uint8_t> scratch(static_cast<std::size_t>(backward_workspace_size(call.in(), call.options)));
-  run_backward(call);
+  call_backward(call);
   const Array dq = call.dq, dk = call.dk, dv = call.dv;
   EXPECT_EQ(call.o.at({1, 25, 3, 0}), 0);
   EXPECT_NE(call.o.at({1, 26, 3, 0}), 0);
@@ -63,7 +61,7 @@ TEST(Reported, C09_gradients_past_the_last_sequence_are_0) {
   const Array q = int32_array({0, 2, 6}), k = int32_array({0, 5, 8});
   call.options.cu_seqlens_q = q;
   call.options.cu_seqlens_k = k;
-  run_backward(call);
+  call_backward(call);
   for (std::int64_t c = 0; c < 8; ++c) {
     EXPECT_EQ(call.dq.at({8, 1, c}), 0);
     EXPECT_EQ(call.dk.at({8, 0, c}), 0);
@@ -76,7 +74,7 @@ TEST(Reported, C09_gradients_past_the_last_sequence_are_0) {
 TEST(Reported, D01_D02_D09_D11_more_than_65535_sequences_times_heads) {
   const std::int64_t batch = cut(70000, 9000);
   Attention call({.b = batch, .sq = 1, .sk = 2, .h = 1, .hk = 1, .d = 4, .dv = 4});
-  run_backward(call);
+  call_backward(call);
   for (const std::int64_t b : {std::int64_t{0}, batch / 2 + 1, batch - 1}) {
     double score[2], sum = 0, expected = 0;
     for (std::int64_t j = 0; j < 2; ++j) {
@@ -95,13 +93,13 @@ TEST(Reported, D12_many_packed_sequences_equal_a_dense_batch) {
   const Sizes sizes{.b = batch, .sq = 4, .sk = 4, .h = 1, .hk = 1, .d = 8, .dv = 8};
   Attention dense(sizes);
   dense.options.causal = Causal::bottom_right;
-  run(dense);
+  call_forward(dense);
   Attention packed = Attention::packed({.b = 0, .sq = 4 * batch, .sk = 4 * batch, .h = 1, .hk = 1, .d = 8, .dv = 8});
   Array bounds(DType::int32, {batch + 1});
   bounds.fill([](const Dims& at) { return static_cast<double>(4 * at[0]); });
   packed.options.causal = Causal::bottom_right;
   packed.options.cu_seqlens_q = packed.options.cu_seqlens_k = bounds;
-  run(packed);
+  call_forward(packed);
   EXPECT_EQ(packed.o.values(), dense.o.values());
 }
 
@@ -111,7 +109,7 @@ TEST(Reported, D06_D07_a_bias_over_65537_keys) {
     Array bias(DType::bf16, {3, keys});
     bias.fill_gaussian(5);
     call.options.bias = bias;
-    run_backward(call);
+    call_backward(call);
     EXPECT_TRUE(forward_agrees(call.in(), call.out(), call.options));
     EXPECT_TRUE(backward_agrees(call.backward_in(), call.gradients(), call.options));
   }
@@ -122,7 +120,7 @@ TEST(Reported, F11_J06_every_head_writes_its_lse_in_one_layout) {
   const Array q = int32_array({0, 1, 2}), k = int32_array({0, 300, 350});
   call.options.cu_seqlens_q = q;
   call.options.cu_seqlens_k = k;
-  run(call);
+  call_forward(call);
   for (const double lse : call.lse.values()) EXPECT_TRUE(std::isfinite(lse));
   Array other(DType::fp32, {2, 8});
   EXPECT_THROW(forward(call.in(), {call.o, other}, call.options), Error);
@@ -132,10 +130,10 @@ TEST(Reported, F13_K01_gradients_repeat_bit_for_bit) {
   Attention call({.b = 1, .sq = 300, .sk = 128, .h = 2, .hk = 1, .d = 32, .dv = 32}, DType::fp16);
   for (Array* input : {&call.q, &call.k, &call.v})
     input->fill([&, &array = *input](const Dims& at) { return 3 * array.at(at); });
-  run_backward(call);
+  call_backward(call);
   const Array dq = call.dq, dk = call.dk, dv = call.dv;
   for (int repeat = 0; repeat < 20; ++repeat) {
-    run_backward(call);
+    call_backward(call);
     ASSERT_TRUE(call.dq.same_bits(dq) && call.dk.same_bits(dk) && call.dv.same_bits(dv)) << repeat;
   }
 }
@@ -144,7 +142,7 @@ TEST(Reported, F15_splits_of_many_rows_join_each_row_alone) {
   Attention call({.b = 5, .sq = 1, .sk = 2100, .h = 16, .hk = 4, .d = 16, .dv = 16});
   for (const int splits : {1, 2, 4}) {
     call.options.num_splits = splits;
-    run(call);
+    call_forward(call);
     EXPECT_TRUE(forward_agrees(call.in(), call.out(), call.options)) << splits;
   }
 }
@@ -152,7 +150,7 @@ TEST(Reported, F15_splits_of_many_rows_join_each_row_alone) {
 TEST(Reported, G08_a_call_remembers_nothing_of_the_one_before) {
   const Sizes sizes{.b = 2, .sq = 9, .sk = 30, .h = 2, .hk = 1};
   Attention first(sizes);
-  run(first);
+  call_forward(first);
   // K and V as views into one interleaved buffer (b, sk, 2, d), then another dtype of the same shapes.
   Array both(DType::fp32, {2, 30, 2, 8});
   both.fill([&](const Dims& at) { return (at[2] == 0 ? first.k : first.v).at({at[0], at[1], 0, at[3]}); });
@@ -164,7 +162,7 @@ TEST(Reported, G08_a_call_remembers_nothing_of_the_one_before) {
   forward({second.q, k, v}, second.out(), {});
   EXPECT_EQ(second.o.values(), first.o.values());
   Attention third(sizes, DType::bf16);
-  run(third);
+  call_forward(third);
   EXPECT_TRUE(forward_agrees(third.in(), third.out(), third.options));
 }
 
@@ -174,7 +172,7 @@ TEST(Reported, G11_biases_of_any_width_and_alignment) {
     Array bias(DType::fp16, {2, 5, keys});
     bias.fill_gaussian(9);
     call.options.bias = bias;
-    run(call);
+    call_forward(call);
     EXPECT_TRUE(forward_agrees(call.in(), call.out(), call.options));
   }
 }
@@ -182,7 +180,7 @@ TEST(Reported, G11_biases_of_any_width_and_alignment) {
 TEST(Reported, I17_each_call_stands_alone) {
   Attention call({.b = 1, .sq = 12, .sk = 12, .h = 1, .hk = 1});
   call.options.causal = Causal::bottom_right;
-  run(call);
+  call_forward(call);
   const Array causal = call.o;
   Array mask(DType::boolean, {12, 12});
   mask.fill(0);
@@ -190,7 +188,7 @@ TEST(Reported, I17_each_call_stands_alone) {
   masked.mask = mask;
   forward(call.in(), call.out(), masked);
   EXPECT_EQ(call.o.at({0, 11, 0, 0}), 0);
-  run(call);
+  call_forward(call);
   EXPECT_TRUE(call.o.same_bits(causal));
 }
 
@@ -199,18 +197,18 @@ TEST(Reported, I20_a_mask_of_other_sizes_is_refused) {
   Array mask(DType::boolean, {9, 9});
   mask.fill(1);
   call.options.mask = mask;
-  EXPECT_THROW(run(call), Error);
+  EXPECT_THROW(call_forward(call), Error);
 }
 
 TEST(Reported, J02_the_lse_is_natural) {
   Attention call({.b = 1, .sq = 1, .sk = 1, .h = 1, .hk = 1, .d = 1, .dv = 1});
   call.q.fill(3);
   call.k.fill(2);
-  run(call);
+  call_forward(call);
   EXPECT_FLOAT_EQ(static_cast<float>(call.lse.at({0, 0, 0})), 6);
   Attention two({.b = 1, .sq = 1, .sk = 2, .h = 1, .hk = 1});
   two.options.scale = 0;  // equal weights: ln 2
-  run(two);
+  call_forward(two);
   EXPECT_FLOAT_EQ(static_cast<float>(two.lse.at({0, 0, 0})), std::log(2.0F));
 }
 
@@ -221,7 +219,7 @@ TEST(Reported, F15_a_value_of_nan_reaches_every_row_that_sees_it_whatever_the_sp
   call.v.set({0, 3, 0, 2}, std::nan(""));
   for (const int splits : {1, 2, 4}) {
     call.options.num_splits = splits;
-    run(call);
+    call_forward(call);
     EXPECT_TRUE(std::isnan(call.o.at({0, 0, 0, 2}))) << splits;
     EXPECT_EQ(call.o.at({0, 0, 0, 1}), call.v.at({0, 2000, 0, 1})) << splits;
   }
@@ -230,10 +228,10 @@ TEST(Reported, F15_a_value_of_nan_reaches_every_row_that_sees_it_whatever_the_sp
 TEST(Reported, K05_gradients_do_not_follow_num_splits_under_batch_invariant) {
   Attention call({.b = 1, .sq = 40, .sk = 1500, .h = 2, .hk = 1, .d = 16, .dv = 16});
   call.options.batch_invariant = true;
-  run_backward(call);
+  call_backward(call);
   const Array dq = call.dq;
   call.options.num_splits = 1;
-  run_backward(call);
+  call_backward(call);
   EXPECT_TRUE(call.dq.same_bits(dq));
 }
 

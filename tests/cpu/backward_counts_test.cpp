@@ -2,6 +2,7 @@
 // gradients are counts. A tolerance cannot see one pair too many; a count can.
 #include "shared/mask.h"
 #include "tests/cpu/backward_run.hpp"
+#include "tests/cpu/forward_run.hpp"
 
 namespace narrows::test {
 namespace {
@@ -18,9 +19,10 @@ struct Rows {
   std::int64_t first_query, queries, first_key, keys;
 };
 
-class Counting {
+class BackwardCounting {
  public:
-  Counting(const Probe& probe, bool packed, const std::string& set) : probe_(probe), packed_(packed), set_(set) {
+  BackwardCounting(const Probe& probe, bool packed, const std::string& set)
+      : probe_(probe), packed_(packed), set_(set) {
     const DType dtype = type_for(set, DType::fp32);
     const std::int64_t sq = probe.sq, sk = probe.sk;
     if (packed) {
@@ -116,15 +118,18 @@ TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
     SCOPED_TRACE(testing::Message() << set << " sq " << probe.sq << " sk " << probe.sk << " causal "
                                     << static_cast<int>(probe.causal) << " window " << probe.window.left << " "
                                     << probe.window.right << " chunk " << probe.chunk << " packed " << packed);
-    Counting(probe, packed, set).check();
+    BackwardCounting(probe, packed, set).check();
   };
+  const int step = repeats(1, 7);  // shares no factor with a loop
+  int number = 0;
   for (const auto& [sq, sk] :
        {std::pair{1, 1}, std::pair{37, 101}, std::pair{101, 37}, std::pair{64, 64}, std::pair{3, 130}})
     for (const Causal causal : {Causal::none, Causal::bottom_right, Causal::top_left})
       for (const Window window : {Window{-1, -1}, Window{0, 0}, Window{33, 5}, Window{-1, 2}})
         for (const std::int64_t chunk : {0, 20})
           for (const std::string& set : sets)
-            for (const bool packed : {false, true}) run({sq, sk, causal, window, chunk}, set, packed);
+            for (const bool packed : {false, true})
+              if (number++ % step == 0) run({sq, sk, causal, window, chunk}, set, packed);
 }
 
 }  // namespace

@@ -96,4 +96,10 @@ struct BackwardCase : Attention {
   testing::AssertionResult agrees() const { return backward_agrees(backward_in(), wanted(), options); }
 };
 
+inline void expect_right(BackwardCase& c, const BackwardBlocks& blocks = {}) {
+  c.forward_by_oracle();
+  c.run(blocks);
+  EXPECT_TRUE(c.agrees());
+}
+
 }  // namespace narrows::test

@@ -4,12 +4,6 @@
 namespace narrows::test {
 namespace {
 
-void expect_right(BackwardCase& c, const BackwardBlocks& blocks = {}) {
-  c.forward_by_oracle();
-  c.run(blocks);
-  EXPECT_TRUE(c.agrees());
-}
-
 TEST(CpuBackward, every_type_and_instruction_set) {
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64})
     for (const std::string& set : instruction_sets()) {

@@ -11,9 +11,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
 /// The oracle appends to copies; what is rotated may differ by rounding, all else must be the same.
 void expect_same_cache(const Array& ours, const Array& exact, std::uint64_t seed) {
   const double tolerance = ours.dtype() == DType::bf16 ? 0x1p-7 : ours.dtype() == DType::fp16 ? 0x1p-10 : 1e-5;
@@ -114,8 +111,6 @@ struct TwoCaches {
     return a;
   }
 };
-
-bool same_results(const Attention& a, const Attention& b) { return a.o.same_bits(b.o) && a.lse.same_bits(b.lse); }
 
 TEST(CpuCache, H04_unused_slots_full_of_nan_change_nothing) {
   TwoCaches caches({4, 1, 128, 8, 8, 64, 64}, 16, {32, 64, 96, 48}, DType::bf16);

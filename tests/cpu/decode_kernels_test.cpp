@@ -1,10 +1,7 @@
 // The kernels that read K and V where they lie against plain loops.
 #include <gtest/gtest.h>
 
-#include "cpu/reference_numbers.hpp"
-#include "cpu/scratch.hpp"
-#include "cpu/tile_kernels.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/cpu/tile_run.hpp"
 
 #include <cmath>
 #include <limits>
@@ -18,7 +15,7 @@ extern const InstructionSet kTileKernelsWide;
 
 namespace {
 
-template <class T> std::vector<const TileKernels<T>*> tested_kernels() {
+template <class T> std::vector<const TileKernels<T>*> all_kernels() {
   const auto available = available_tile_kernels<T>();
   std::vector<const TileKernels<T>*> kernels(available.begin(), available.end());
   if constexpr (std::is_same_v<T, float>) kernels.push_back(&kTileKernelsWide.single);
@@ -59,14 +56,9 @@ template <class T> Scratch<T> gaussian_scratch(i64 count) {
   return values;
 }
 
-template <class T> std::vector<DType> storage_types() {
-  if constexpr (std::is_same_v<T, double>) return {DType::fp64};
-  return {DType::fp16, DType::bf16, DType::fp32};
-}
-
 /// Sets whose operands are narrower than their sums leave decoding to the next.
 template <class T> std::vector<const TileKernels<T>*> decoding_kernels() {
-  std::vector<const TileKernels<T>*> kernels = tested_kernels<T>();
+  std::vector<const TileKernels<T>*> kernels = all_kernels<T>();
   std::erase_if(kernels, [](const TileKernels<T>* set) { return !set->decode.scores; });
   return kernels;
 }

@@ -12,8 +12,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 Blocks in_place(std::string set = {}, i64 split_keys = 0, i64 heads_together = 3) {
   return {.instruction_set = std::move(set),
           .query_block = 200,
@@ -22,8 +20,6 @@ Blocks in_place(std::string set = {}, i64 split_keys = 0, i64 heads_together = 3
           .reads_in_place = true,
           .heads_together = heads_together};
 }
-
-bool same_results(const Attention& a, const Attention& b) { return a.o.same_bits(b.o) && a.lse.same_bits(b.lse); }
 
 TEST(CpuDecode, odd_head_dims_and_groups_on_every_instruction_set) {
   Dice dice(21);

@@ -8,8 +8,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 /// The result of one call with features that reach every code path.
 Attention rich_call(const Blocks& blocks, DType dtype = DType::fp32, bool rules = false) {
   static const Array slopes(DType::fp32, {4}, std::vector<double>{0.1, 0.2, 0.3, 0.4});

@@ -9,8 +9,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 void expect_agreement(Attention& a) {
   for (const std::string& set : instruction_sets()) {
     a.o.poison();
@@ -104,7 +102,7 @@ TEST(CpuForward, A11_lowest_finite_biases_are_no_mask) {
     const double lowest =
         dtype == DType::fp64 ? std::numeric_limits<double>::lowest() : std::numeric_limits<float>::lowest();
     Array bias = Array(dtype == DType::fp64 ? DType::fp64 : DType::fp32, {4, 40}).fill([&](const Dims& at) {
-      return at[0] == 0 || (at[0] == 1 && at[1] < 20) ? lowest : at[0] == 2 ? (at[1] < 20 ? lowest : -kInfinity) : 0.25;
+      return at[0] == 0 || (at[0] == 1 && at[1] < 20) ? lowest : at[0] == 2 ? (at[1] < 20 ? lowest : -kInfinite) : 0.25;
     });
     a.options.bias = bias;
     expect_agreement(a);

@@ -50,6 +50,10 @@ inline void run_planned(Attention& a, const std::string& instruction_set) {
 }
 inline void run_forward(Attention& a, const Blocks& blocks = {}) { run_forward(a.in(), a.out(), a.options, blocks); }
 
+inline bool same_results(const Attention& a, const Attention& b) {
+  return a.o.same_bits(b.o) && a.lse.same_bits(b.lse);
+}
+
 /// The same elements seen through a negative stride: axis 0 of `t` becomes its reverse, and so on.
 inline Tensor reversed(Tensor t, std::size_t axis) {
   const std::int64_t last = (t.shape[axis] - 1) * t.strides[axis];

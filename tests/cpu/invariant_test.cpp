@@ -50,13 +50,15 @@ TEST(CpuInvariant, K05_K06_alone_in_a_batch_and_in_chunks) {
     SCOPED_TRACE(std::string(name(dtype)) + " " + set);
     Attention whole = whole_call(dtype);
     call_on(set, whole);
-    for (const std::int64_t b : {0, 2})
+    for (const std::int64_t b : {2, 0}) {
+      if (b == 0 && repeats(2, 1) == 1) break;
       for (const auto& [first, rows] :
            {std::pair<std::int64_t, std::int64_t>{0, 1}, {39, 1}, {0, 40}, {7, 16}, {30, 10}}) {
         Attention chunk = part(whole, b, first, rows, kShift + first + rows);
         call_on(set, chunk);
         expect_rows(chunk, whole, b, first, "alone or in chunks");
       }
+    }
   }
 }
 

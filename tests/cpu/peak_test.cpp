@@ -62,6 +62,8 @@ TEST(CpuPeak, read_loops_read_every_word) {
 #if defined(__x86_64__)
   if (features().avx2) loops.push_back(kReadLoopAvx2);
   if (features().avx512) loops.push_back(kReadLoopAvx512);
+#elif defined(__aarch64__)
+  loops.push_back(kReadLoopNeon);
 #endif
   for (const ReadLoop loop : loops) {
     for (std::size_t n = 0; n < kWords; ++n) words[n] = n + 1;
@@ -124,8 +126,10 @@ TEST(CpuPeak, a_machine_is_measured_once) {
   plain.threads = 1;
   const Machine first = measured(plain), second = measured(plain);
   EXPECT_GT(first.flops_per_second, 0);
+  EXPECT_GT(first.bf16_flops_per_second, 0);
   EXPECT_GT(first.bytes_per_second, 0);
   EXPECT_EQ(first.flops_per_second, second.flops_per_second);
+  EXPECT_EQ(first.bf16_flops_per_second, second.bf16_flops_per_second);
   EXPECT_EQ(first.bytes_per_second, second.bytes_per_second);
   EXPECT_EQ(first.name, plain.name);
 }

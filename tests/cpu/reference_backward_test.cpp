@@ -9,8 +9,6 @@
 namespace narrows::test {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 /// A call in fp64 with every gradient. The loss is sum(dout * O) + sum(dlse * LSE).
 struct Differentiated {
   Attention a;
@@ -167,8 +165,8 @@ TEST(ReferenceBackward, I12_every_broadcast_of_bias) {
 TEST(ReferenceBackward, bias_of_minus_infinity_has_no_gradient) {
   Differentiated call = dense();
   call.bias = gaussian({2, 1, 3, 4}, 33);
-  for (std::int64_t j = 0; j < 4; ++j) call.bias.set({1, 0, 2, j}, -kInfinity);
-  call.bias.set({0, 0, 1, 2}, -kInfinity);
+  for (std::int64_t j = 0; j < 4; ++j) call.bias.set({1, 0, 2, j}, -kInfinite);
+  call.bias.set({0, 0, 1, 2}, -kInfinite);
   call.check();
 }
 
@@ -189,7 +187,7 @@ TEST(ReferenceBackward, sinks_also_in_empty_rows) {
 TEST(ReferenceBackward, a_sink_of_minus_infinity_has_gradient_0) {
   Differentiated call = dense({1, 4, 2, 2, 1, 3, 2});
   call.a.options.causal = Causal::bottom_right;
-  call.sinks = Array(DType::fp64, {2}, {-kInfinity, 0.3});
+  call.sinks = Array(DType::fp64, {2}, {-kInfinite, 0.3});
   call.check();
   BackwardInputs in = call.a.backward_in();
   in.o = in.lse = Tensor{};

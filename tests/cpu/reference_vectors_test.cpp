@@ -101,23 +101,23 @@ void expect_near(const Array& ours, const Array& expected, const std::string& na
   });
 }
 
-/// Printed by its name alone: test discovery reads what gtest prints.
-struct Case {
+/// Printed by its name alone: gtest would print all its bytes, into reports too.
+struct StoredCase {
   json stored;
   std::string name() const { return stored.at("name").get<std::string>(); }
-  friend void PrintTo(const Case& test, std::ostream* out) { *out << test.name(); }
+  friend void PrintTo(const StoredCase& test, std::ostream* out) { *out << test.name(); }
 };
 
-std::vector<Case> cases() {
+std::vector<StoredCase> cases() {
   std::ifstream file(std::string(NARROWS_SOURCE_DIR) + "/tests/cpu/data/forward_vectors.json");
   const json stored = json::parse(file, nullptr, false);
-  std::vector<Case> all;
+  std::vector<StoredCase> all;
   if (!stored.is_discarded())
     for (const json& test : stored) all.push_back({test});
   return all;  // gtest reports a suite that has no case
 }
 
-class ReferenceVectors : public testing::TestWithParam<Case> {};
+class ReferenceVectors : public testing::TestWithParam<StoredCase> {};
 
 TEST_P(ReferenceVectors, forward_is_what_numpy_says) {
   const json& stored = GetParam().stored;

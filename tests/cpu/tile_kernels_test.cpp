@@ -36,11 +36,6 @@ template <class T> std::vector<const TileKernels<T>*> full_kernels() {
   return kernels;
 }
 
-template <class T> std::vector<DType> storage_types() {
-  if constexpr (std::is_same_v<T, double>) return {DType::fp64};
-  return {DType::fp16, DType::bf16, DType::fp32};
-}
-
 TYPED_TEST(TileKernelsTest, the_list_ends_with_the_portable_one) {
   const auto kernels = available_tile_kernels<TypeParam>();
   ASSERT_FALSE(kernels.empty());

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace narrows::cpu {
@@ -16,6 +17,11 @@ namespace narrows::cpu {
 template <class T> constexpr T kInf = std::numeric_limits<T>::infinity();
 template <class T> constexpr T kNaN = std::numeric_limits<T>::quiet_NaN();
 template <class T> constexpr double kEpsilon = std::numeric_limits<T>::epsilon();
+
+template <class T> std::vector<DType> storage_types() {
+  if constexpr (std::is_same_v<T, double>) return {DType::fp64};
+  return {DType::fp16, DType::bf16, DType::fp32};
+}
 
 template <class T> Scratch<T> random_scratch(i64 count, std::uint64_t seed) {
   Scratch<T> values = make_scratch<T>(static_cast<std::size_t>(count));

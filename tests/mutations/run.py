@@ -25,6 +25,12 @@ import time
 from pathlib import Path
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+# The library's texts over plain C++, for instruction sets that the machine lacks: a defect names them in `units`.
+KERNELS_OF_TESTS = re.compile(r"tests/cpu/tile_kernels_\w*wide\.cpp$")
+
+
+def included(name):
+    return name if name.startswith("tests/") else f"src/{name}"
 
 
 class Library:
@@ -37,21 +43,24 @@ class Library:
         self.commands = {}
         for entry in commands:
             file = Path(entry["file"])
-            if file.is_relative_to(source) and "narrows_objects.dir" in entry["command"]:
+            in_library = file.is_relative_to(source) and "narrows_objects.dir" in entry["command"]
+            if in_library or KERNELS_OF_TESTS.search(entry["file"]) and "narrows_tests.dir" in entry["command"]:
                 self.commands[file.relative_to(root).as_posix()] = (shlex.split(entry["command"]), entry["directory"])
         self.link = link_command(build)
         self.includes = {
-            file.relative_to(root).as_posix(): {f"src/{name}" for name in INCLUDE.findall(file.read_text("utf-8"))}
-            for file in source.rglob("*.[hc]*")
+            file.relative_to(root).as_posix(): {included(name) for name in INCLUDE.findall(file.read_text("utf-8"))}
+            for folder in (source, root / "tests" / "cpu")
+            for file in folder.rglob("*.[hc]*")
         }
 
     def units_of(self, file):
-        """The CPU backend's units that include the file, also through another one."""
+        """The CPU backend's units that include the file, also through another one, and those of the tests' own kernels."""
         reached, news = {file}, {file}
         while news:
             news = {name for name, included in self.includes.items() if included & news} - reached
             reached |= news
-        return sorted(unit for unit in reached if unit in self.commands and unit.startswith("src/cpu/"))
+        return sorted(unit for unit in reached
+                      if unit in self.commands and (unit.startswith("src/cpu/") or KERNELS_OF_TESTS.search(unit)))
 
     def compile(self, unit, overlay, target):
         command, directory = self.commands[unit]
@@ -64,8 +73,9 @@ class Library:
         command[first_option:first_option] = [f"-I{overlay / 'src'}"]
         return run([*command, "-w"], directory)
 
-    def link_tests(self, objects, target):
-        command = list(self.link)
+    def link_tests(self, units, objects, target):
+        # A test's unit stands in the place of its object, which the linker would take beside it.
+        command = [word for word in self.link if not word.endswith(tuple(f"/{unit}.o" for unit in units))]
         command[command.index("-o") + 1] = str(target)
         first = next(place for place, word in enumerate(command) if word.endswith(".o"))
         command[first:first] = map(str, objects)
@@ -127,6 +137,8 @@ def try_defect(library, defect, limit, scratch):
         if strange:
             return False, f"{', '.join(strange)}: no units of this file"
         units = defect["units"]
+    else:
+        units = [unit for unit in units if unit.startswith("src/")]
     overlay = scratch / "overlay"
     copy = overlay / defect["file"]
     copy.parent.mkdir(parents=True)
@@ -138,7 +150,7 @@ def try_defect(library, defect, limit, scratch):
         if code != 0:
             return False, f"{unit} does not compile\n{text}"
     binary = scratch / "tests"
-    code, text = library.link_tests(objects, binary)
+    code, text = library.link_tests(units, objects, binary)
     if code != 0:
         return False, f"does not link\n{text}"
     outcome, text = run_tests(binary, scratch, defect["tests"], limit)

@@ -18,6 +18,7 @@ Machine two_cores() {
           .instruction_sets = {&kAvx2, 1},
           .threads = 2,
           .flops_per_second = 2e11,
+          .bf16_flops_per_second = 8e11,
           .bytes_per_second = 4e10};
 }
 
@@ -174,6 +175,27 @@ TEST(Plan, prediction_takes_the_longer_of_arithmetic_and_memory) {
   EXPECT_DOUBLE_EQ(memory.seconds, 2);
   EXPECT_EQ(memory.limited_by, "memory");
   EXPECT_EQ(predict(1, 1, 0, 4e10).seconds, 0);
+}
+
+/// Compute-bound calls on all the cores, each by the rate of what its kernels multiply.
+TEST(Plan, prediction_takes_the_rate_of_the_operands) {
+  const std::array<std::string_view, 2> sets{"amx", "avx512"};
+  Machine machine = two_cores();
+  machine.instruction_sets = sets;
+  const auto flops_per_second = [&](DType dtype, bool dots) {
+    machine.instruction_sets = std::span(sets).subspan(dots ? 0 : 1);
+    const Tensor q{nullptr, dtype, {1, 4096, 4, 64}, {}, {}};
+    const Call made = make_explained({q, q, q}, {});
+    const Work cost = work(made);
+    const Prediction prediction = choose(made.problem, cost, machine).plan.prediction;
+    EXPECT_EQ(prediction.limited_by, "compute");
+    return cost.flops / prediction.seconds;
+  };
+  EXPECT_DOUBLE_EQ(flops_per_second(DType::fp32, true), 2e11);
+  EXPECT_DOUBLE_EQ(flops_per_second(DType::fp16, true), 2e11);
+  EXPECT_DOUBLE_EQ(flops_per_second(DType::bf16, true), 8e11);
+  EXPECT_DOUBLE_EQ(flops_per_second(DType::bf16, false), 2e11);
+  EXPECT_DOUBLE_EQ(flops_per_second(DType::fp64, true), 1e11);
 }
 
 TEST(Plan, same_facts_same_plan) {

@@ -11,8 +11,7 @@ namespace narrows {
 namespace {
 
 using Math = test::StdMath<float>;
-constexpr float kNegInf = -kInfinity<float>;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kNan, test::kNegInf;
 
 static_assert(static_cast<double>(kInfinity<float>) == std::numeric_limits<double>::infinity());
 static_assert(kLargest<float> == std::numeric_limits<float>::max());

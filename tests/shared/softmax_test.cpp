@@ -15,8 +15,7 @@ namespace narrows {
 namespace {
 
 using Math = test::StdMath<float>;
-constexpr float kNegInf = -kInfinity<float>;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kNan, test::kNegInf;
 
 struct Row {
   std::vector<float> probabilities;

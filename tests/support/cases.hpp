@@ -14,6 +14,7 @@ struct Case {
   std::string id, note, layout;
   std::vector<std::string> families;  // of the CPU; each must accept it
   DType dtype = DType::fp32;
+  bool judged = true;  // by the oracle; under NARROWS_TEST_SMALL=1 each case in one of its types, in turn
   Attention call;
   std::deque<Array> arrays;
 

@@ -16,6 +16,9 @@
 
 namespace narrows::test {
 
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
 /// Standard normal numbers, the same from every standard library (whose distributions differ).
 class Gaussian {
  public:

@@ -13,12 +13,6 @@ using testing::FloatNear;
 using testing::HasSubstr;
 using testing::Not;
 
-std::vector<testing::Matcher<float>> near(const std::vector<float>& values) {
-  std::vector<testing::Matcher<float>> matchers;
-  for (const float value : values) matchers.push_back(FloatNear(value, 2e-6F));
-  return matchers;
-}
-
 const float kLn3 = std::log(3.0F);
 
 /// Scale 1: P = ((3/4, 1/4), (1/2, 1/2)), O = ((3, 7), (2, 6)).

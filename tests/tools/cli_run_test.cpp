@@ -14,12 +14,6 @@ using testing::ElementsAre;
 using testing::FloatNear;
 using testing::HasSubstr;
 
-std::vector<testing::Matcher<float>> near(const std::vector<float>& values) {
-  std::vector<testing::Matcher<float>> matchers;
-  for (const float value : values) matchers.push_back(FloatNear(value, 2e-6F));
-  return matchers;
-}
-
 TEST(CliRun, computes_a_tiny_call_that_is_known_by_hand) {
   const TemporaryDirectory directory;
   const float ln2 = std::log(2.0F);

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -136,6 +137,12 @@ inline std::vector<float> values_of(const std::string& path, std::string_view na
   std::vector<float> values(array->bytes.size() / sizeof(float));
   std::memcpy(values.data(), array->bytes.data(), array->bytes.size());
   return values;
+}
+
+inline std::vector<testing::Matcher<float>> near(const std::vector<float>& values) {
+  std::vector<testing::Matcher<float>> matchers;
+  for (const float value : values) matchers.push_back(testing::FloatNear(value, 2e-6F));
+  return matchers;
 }
 
 }  // namespace narrows::cli

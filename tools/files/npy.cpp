@@ -16,7 +16,7 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kVersionEnd = 8;
 
 // Six times the header that NumPy itself accepts unasked; a header of five sizes has less than 250 bytes.
-constexpr std::uint64_t kHeaderLimit = 65536;
+constexpr std::uint64_t kNpyHeaderLimit = 65536;
 
 std::uint64_t little_endian(std::span<const std::byte> bytes) {
   std::uint64_t value = 0;
@@ -58,8 +58,8 @@ std::size_t npy_header_size(std::string_view subject, std::span<const std::byte>
   if (prefix.size() < begin)
     fail(subject, fmt::format("ends after {} bytes, within the header's length", prefix.size()));
   const std::uint64_t length = little_endian(prefix.subspan(kVersionEnd, length_field(prefix)));
-  if (length > kHeaderLimit)
-    fail(subject, fmt::format("header of {} bytes; at most {} are read", length, kHeaderLimit));
+  if (length > kNpyHeaderLimit)
+    fail(subject, fmt::format("header of {} bytes; at most {} are read", length, kNpyHeaderLimit));
   return begin + static_cast<std::size_t>(length);
 }
 

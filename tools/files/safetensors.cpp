@@ -12,7 +12,7 @@ namespace narrows::files {
 namespace {
 
 constexpr std::size_t kLengthField = 8;
-constexpr std::uint64_t kHeaderLimit = 100'000'000;  // the format's own limit
+constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;  // the format's own limit
 
 std::string_view header_text(const Source& source) {
   const std::span<const std::byte> bytes = source.bytes;
@@ -20,8 +20,8 @@ std::string_view header_text(const Source& source) {
     fail(source.name, fmt::format("the file has {} bytes; the header's length alone has 8", bytes.size()));
   std::uint64_t length = 0;
   for (std::size_t i = kLengthField; i-- > 0;) length = length << 8U | std::to_integer<std::uint64_t>(bytes[i]);
-  if (length > kHeaderLimit)
-    fail(source.name, fmt::format("header of {} bytes; at most {} are read", length, kHeaderLimit));
+  if (length > kSafetensorsHeaderLimit)
+    fail(source.name, fmt::format("header of {} bytes; at most {} are read", length, kSafetensorsHeaderLimit));
   if (length > bytes.size() - kLengthField)
     fail(source.name, fmt::format("header of {} bytes; {} follow its length", length, bytes.size() - kLengthField));
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthField,
