@@ -79,7 +79,9 @@ add_executable(narrows_driver_tests "${PROJECT_SOURCE_DIR}/tests/cuda/fake/drive
 narrows_test_program(narrows_driver_tests)
 add_dependencies(narrows_driver_tests narrows_fake_cuda)
 target_compile_definitions(narrows_driver_tests PRIVATE NARROWS_FAKE_CUDA="$<TARGET_FILE:narrows_fake_cuda>")
-gtest_discover_tests(narrows_driver_tests DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 60)
+add_test(NAME narrows_driver_tests
+  COMMAND narrows_driver_tests "--gtest_output=xml:${PROJECT_BINARY_DIR}/reports/narrows_driver_tests.xml")
+set_tests_properties(narrows_driver_tests PROPERTIES TIMEOUT 60)
 
 if(Python3_FOUND)
   set(narrows_python "${Python3_EXECUTABLE}" -B)
