@@ -81,36 +81,71 @@ template <SmemTile tile> inline void copy_tile(u32 to, const GlobalRows& from, u
     copy_pieces<tile>(to, from, first, begin, end);
 }
 
-// Rows of 16-bit elements that begin anywhere (kCopyBytes 2) come in two steps: the units of 16 bytes that they touch, as they
-// are, and from there to the tile, shifted. Neither bytes before a row nor behind it reach the tile.
-constexpr int raw_row_bytes(SmemTile tile) { return tile.row_bytes + kUnitBytes; }
+// Rows of 16-bit elements that begin anywhere (kCopyBytes 2) come in two steps: the units of 16 bytes that they touch, one more
+// than a tile's row has, and from there to the tile, shifted. Neither bytes before a row nor behind it reach the tile. Rows
+// that are 8 apart begin at the same place of a unit, so a thread shifts all of its units alike.
+template <SmemTile tile> struct RawRows {
+  static constexpr int row_bytes = tile.row_bytes + kUnitBytes, bytes = tile.rows * row_bytes;
+  static constexpr int units = tile.chunk_units(), step = kThreads / units;  // of a row that neighbours take; rows
+  static_assert(step % 8 == 0, "a thread's rows begin at the same place of a unit");
 
-template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
-  constexpr int units = raw_row_bytes(tile) / kUnitBytes, total = tile.rows * units;
-  for (int index = static_cast<int>(threadIdx.x); index < total; index += kThreads) {
-    const int row = index / units, unit = index % units;
-    const char* const start = from.first + (first + row) * from.row_stride;
-    const char* const end_of_row = start + from.columns * kElementBytes;
-    const char* const at = start - reinterpret_cast<u64>(start) % kUnitBytes + unit * kUnitBytes;
-    const i64 valid = begin <= row && row < end ? clamp_to<i64>(end_of_row - at, 0, kUnitBytes) : 0;
-    copy_async_part(to + static_cast<u32>(index * kUnitBytes), at, static_cast<u32>(valid));
-  }
+  int row = static_cast<int>(thread_index()) / units, unit = static_cast<int>(thread_index()) % units;
+  u32 shift;  // bytes, even
+
+  RawRows(const GlobalRows& from)
+      : shift(static_cast<u32>(reinterpret_cast<u64>(from.first + row * from.row_stride)) % kUnitBytes) {}
+};
+
+// Unit `unit` of a row that begins at `start`.
+inline void copy_unit(u32 to, const char* start, int unit, int row_bytes, bool inside) {
+  const int shift = static_cast<int>(reinterpret_cast<u64>(start) % kUnitBytes);
+  const int valid = inside ? clamp_to(row_bytes + shift - unit * kUnitBytes, 0, kUnitBytes) : 0;
+  copy_async_part<kUnitBytes>(to, start - shift + unit * kUnitBytes, static_cast<u32>(valid));
 }
 
-template <SmemTile tile> inline void shift_rows(u32 to, u32 raw, const GlobalRows& from, u32 first) {
-  constexpr int units = tile.row_bytes / kUnitBytes, total = tile.rows * units;
-#pragma unroll 2
-  for (int index = static_cast<int>(threadIdx.x); index < total; index += kThreads) {
-    const int row = index / units, unit = index % units;
-    const u32 shift =
-        static_cast<u32>(reinterpret_cast<u64>(from.first + (first + row) * from.row_stride)) % kUnitBytes;
-    const u32 at = raw + static_cast<u32>(row * raw_row_bytes(tile) + unit * kUnitBytes) + shift / 4 * 4;
-    u32 words[5], shifted[4];
+template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
+  using Raw = RawRows<tile>;
+  const Raw raw(from);
+  const int bytes = from.columns * kElementBytes;
+  const char* start = from.first + (first + raw.row) * from.row_stride;
 #pragma unroll
-    for (int w = 0; w < 5; ++w) words[w] = load_shared(at + static_cast<u32>(4 * w));
+  for (int below = 0; below < tile.rows; below += Raw::step, start += Raw::step * from.row_stride) {
+    const int row = raw.row + below;
+    if (tile.rows % Raw::step != 0 && row >= tile.rows) break;
+    const u32 at = to + static_cast<u32>(row * Raw::row_bytes);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) shifted[w] = __funnelshift_r(words[w], words[w + 1], shift % 4 * 8);
-    store_shared128(to + tile.offset(row, unit), shifted);
+    for (int unit = 0; unit < tile.row_bytes / kUnitBytes; unit += Raw::units)
+      copy_unit(at + static_cast<u32>((unit + raw.unit) * kUnitBytes), start, unit + raw.unit, bytes,
+                begin <= row && row < end);
+  }
+  constexpr int last = tile.row_bytes / kUnitBytes;
+  for (int row = static_cast<int>(threadIdx.x); row < tile.rows; row += kThreads)
+    copy_unit(to + static_cast<u32>(row * Raw::row_bytes + last * kUnitBytes),
+              from.first + (first + row) * from.row_stride, last, bytes, begin <= row && row < end);
+}
+
+template <SmemTile tile> inline void shift_rows(u32 to, u32 from, const GlobalRows& rows) {
+  using Raw = RawRows<tile>;
+  const Raw raw(rows);
+  const UnitAddress<tile> target(to, raw.row, raw.unit);
+  const u32 source = from + static_cast<u32>(raw.row * Raw::row_bytes + raw.unit * kUnitBytes);
+#pragma unroll
+  for (int below = 0; below < tile.rows; below += Raw::step) {
+    if (tile.rows % Raw::step != 0 && raw.row + below >= tile.rows) break;
+#pragma unroll
+    for (int unit = 0; unit < tile.row_bytes / kUnitBytes; unit += Raw::units) {
+      const u32 at = source + static_cast<u32>(below * Raw::row_bytes + unit * kUnitBytes);
+      u32 words[8], shifted[4];
+      load_shared128(at, words[0], words[1], words[2], words[3]);
+      load_shared128(at + kUnitBytes, words[4], words[5], words[6], words[7]);
+#pragma unroll
+      for (int w = 0; w < 6; ++w) words[w] = raw.shift / 8 != 0 ? words[w + 2] : words[w];
+#pragma unroll
+      for (int w = 0; w < 5; ++w) words[w] = raw.shift / 4 % 2 != 0 ? words[w + 1] : words[w];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) shifted[w] = __funnelshift_r(words[w], words[w + 1], raw.shift % 4 * 8);
+      store_shared128(target.at(unit, below), shifted);
+    }
   }
 }
 
@@ -125,7 +160,7 @@ inline void store_element(char* at, u32 from) {
 inline void store_unit(char* at, u32 from, int valid, i64 column_stride) {
   if (kCopyBytes == kUnitBytes && valid >= kUnitBytes) {
     u32 unit[4];
-    load_shared128(from, unit);
+    load_shared128(from, unit[0], unit[1], unit[2], unit[3]);
     *reinterpret_cast<uint4*>(at) = uint4{unit[0], unit[1], unit[2], unit[3]};
     return;
   }

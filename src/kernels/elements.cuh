@@ -18,24 +18,6 @@ inline float load_element(const char* at, Element element) {
   }
 }
 
-// Two elements side by side, aligned as a pair.
-inline void load_pair(const char* at, Element element, float& first, float& second) {
-  if (element == Element::fp32) {
-    const float2 pair = *reinterpret_cast<const float2*>(at);
-    first = pair.x;
-    second = pair.y;
-  } else if (element == Element::fp64) {
-    const double2 pair = *reinterpret_cast<const double2*>(at);
-    first = static_cast<float>(pair.x);
-    second = static_cast<float>(pair.y);
-  } else {
-    const u32 pair = *reinterpret_cast<const u32*>(at);
-    first = element == Element::fp16 ? widen_fp16(static_cast<unsigned short>(pair)) : as_float(pair << 16);
-    second =
-        element == Element::fp16 ? widen_fp16(static_cast<unsigned short>(pair >> 16)) : as_float(pair & 0xffff0000u);
-  }
-}
-
 // Two 16-bit elements in one register, the first in its low half.
 inline u32 pack(float first, float second) {
   return kElement == Element::fp16 ? pack_fp16(first, second) : pack_bf16(first, second);

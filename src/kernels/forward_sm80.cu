@@ -29,8 +29,14 @@ struct Call {
   u32 stage(i32 tile) const {
     return tiles + static_cast<u32>(kQueryTile.bytes() + (kShifted ? 0 : tile % 2 * kStageBytes));
   }
+  // Behind both stages.
+  u32 bias() const {
+    const int raw = kShifted ? RawRows<kKeyTile>::bytes + RawRows<kValueTile>::bytes : kStageBytes;
+    return tiles + static_cast<u32>(kQueryTile.bytes() + kStageBytes + raw);
+  }
+  u32 mask() const { return bias() + static_cast<u32>(kBias ? kBiasTile.bytes() : 0); }
   u32 raw_keys() const { return tiles + static_cast<u32>(kQueryTile.bytes() + kStageBytes); }
-  u32 raw_values() const { return raw_keys() + static_cast<u32>(kBlockKeys * raw_row_bytes(kKeyTile)); }
+  u32 raw_values() const { return raw_keys() + static_cast<u32>(RawRows<kKeyTile>::bytes); }
 };
 
 inline void load_queries(const Call& call, const QueryBlock& block) {
@@ -70,11 +76,20 @@ inline void load_keys(const Call& call, i32 tile) {
   commit_copies();
 }
 
+// The warp's own rows of a tile, if there is one; its lanes have read the tile before.
+inline void load_scores(const Call& call, i32 tile) {
+  const i32 first = tile * kBlockKeys;
+  if ((!kBias && !kMask) || first >= call.facts.hull.end) return;
+  __syncwarp();
+  if constexpr (kBias) load_bias(call.bias(), call.args, call.facts.block, first);
+  if constexpr (kMask) load_mask(call.mask(), call.args, call.facts.block, first);
+  commit_copies();
+}
+
 // From the raw rows to the tiles.
 inline void shift_keys(const Call& call, i32 tile) {
-  const u32 first = static_cast<u32>(tile * kBlockKeys);
-  shift_rows<kKeyTile>(call.stage(tile), call.raw_keys(), call.facts.k, first);
-  shift_rows<kValueTile>(call.stage(tile) + kKeyTile.bytes(), call.raw_values(), call.facts.v, first);
+  shift_rows<kKeyTile>(call.stage(tile), call.raw_keys(), call.facts.k);
+  shift_rows<kValueTile>(call.stage(tile) + kKeyTile.bytes(), call.raw_values(), call.facts.v);
   __syncthreads();  // the tiles are whole, and the raw rows free
 }
 
@@ -103,9 +118,10 @@ inline void step(const Call& call, i32 tile, const HeadRules& rules, const Dropo
   const i32 first = tile * kBlockKeys;
   Scores s;
   multiply_keys(s, call.tiles, LanePlace().first_row, call.stage(tile));
-  if constexpr (kNatural) make_logits(s, call.args, block, rules, first);
+  if constexpr (kNatural) make_logits(s, block, rules, call.bias(), first);
   if (first < common.begin || common.end < first + kBlockKeys) hide_unseen(s, call.facts.rows, first);
-  if constexpr (kMask) hide_masked(s, call.args, block, rules, first);
+  if constexpr (kMask) hide_masked(s, call.mask());
+  load_scores(call, tile + 1);
   float factor[kRows], subtrahend[kRows];
   raise_reference(softmax, s, factor, subtrahend, call.args.units);
   if (!kSkipsRescale || rescales(factor)) scale_rows(o, factor);
@@ -121,6 +137,7 @@ inline void attend(const Call& call, Softmax& softmax, Outputs& o) {
   const Keys& seen = facts.sights[threadIdx.x / kWarp].hull;
   i32 tile = facts.hull.begin / kBlockKeys;
   load_keys(call, tile);
+  load_scores(call, tile);
   for (; tile * kBlockKeys < facts.hull.end; ++tile) {
     wait_copies<0>();
     __syncthreads();  // the tile has come for all, and all have left the one before
@@ -128,6 +145,8 @@ inline void attend(const Call& call, Softmax& softmax, Outputs& o) {
     if ((tile + 1) * kBlockKeys < facts.hull.end) load_keys(call, tile + 1);
     if (tile * kBlockKeys < seen.end && seen.begin < (tile + 1) * kBlockKeys)
       step(call, tile, rules, dropout, softmax, o);
+    else
+      load_scores(call, tile + 1);
   }
 }
 

@@ -25,9 +25,13 @@ template <int bytes> inline void copy_async(u32 to, const void* from, bool valid
         "l"(from), "r"(static_cast<u32>(valid)), "n"(bytes)
         : "memory");
 }
-// 16 bytes, of which the first `valid` are read; the others become 0.
-inline void copy_async_part(u32 to, const void* from, u32 valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+// `bytes` bytes, of which the first `valid` are read; the others become 0.
+template <int bytes> inline void copy_async_part(u32 to, const void* from, u32 valid) {
+  static_assert(bytes == 4 || bytes == 16);
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
 }
 inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most n groups are in flight.
@@ -56,15 +60,16 @@ inline void store_shared(u32 at, u32 x) { asm volatile("st.shared.b32 [%0], %1;"
 inline void store_shared16(u32 at, unsigned short x) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(x) : "memory");
 }
+inline void store_shared8(u32 at, u32 x) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+inline void load_shared64(u32 at, u32 (&x)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
+}
 inline void store_shared128(u32 at, const u32 (&x)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
-inline void load_shared128(u32 at, u32 (&x)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(at)
-               : "memory");
+inline void load_shared128(u32 at, u32& a, u32& b, u32& c, u32& d) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at) : "memory");
 }
 inline unsigned short load_shared16(u32 at) {
   unsigned short x;

@@ -1,121 +1,59 @@
 // From dot products to logits, in the accumulators of a warp: the score rules, hidden keys, dropout.
 #pragma once
-#include "kernels/query_block.cuh"
+#include "kernels/score_tile.cuh"
 
 namespace narrows {
-
-constexpr int kRows = 2 * kRowTiles;  // of scores that a lane holds a quarter of
-constexpr float kHidden = -kInfinity<float>;
-
-// Where a lane's accumulators are.
-struct LanePlace {
-  i32 lane = static_cast<i32>(threadIdx.x % kWarp);
-  i32 first_row = static_cast<i32>(threadIdx.x / kWarp) * kWarpRows;  // of the warp, within the block
-
-  i32 row(int r) const { return first_row + r / 2 * 16 + r % 2 * 8 + lane / 4; }  // r in [0, kRows)
-  i32 column(int j, int e) const { return 8 * j + lane % 4 * 2 + e; }
-};
 
 // What the call adds to one head's scores.
 struct HeadRules {
   ScoreRules<float> scores;
-  const char *bias, *mask;  // of this sequence and head
 
   HeadRules(const ForwardArgs& args, const QueryBlock& block) : scores(args.rules) {
-    const i64 b = block.sequence, h = block.head;
+    const TensorArg& slopes = args.alibi_slopes;
     if constexpr (kAlibi)
-      scores.slope =
-          load_element(args.alibi_slopes.data + b * args.alibi_slopes.strides[0] + h * args.alibi_slopes.strides[1],
-                       args.alibi_slopes.element);
-    bias = args.bias.data + b * args.bias.strides[0] + h * args.bias.strides[1];
-    mask = args.mask.data + b * args.mask.strides[0] + h * args.mask.strides[1];
+      scores.slope = load_element(slopes.data + block.sequence * slopes.strides[0] + block.head * slopes.strides[1],
+                                  slopes.element);
   }
 };
 
-// One row's elements of a bias or a mask at a lane's columns: x[2 j + e]. Rows and keys that do not exist are not read; what their
-// columns get instead is hidden later.
-struct ScoreRow {
-  const char* first;  // of the row: key 0's
-  i64 step;           // bytes from key to key
-
-  ScoreRow(const char* head, const TensorArg& tensor, const QueryBlock& block, i32 row)
-      : first(head + i64{min_of(block.first_row + row, block.queries - 1)} * tensor.strides[2]),
-        step(tensor.strides[3]) {}
-};
-
-// Whether all lanes may read two elements at once, without a look at each key: keys side by side, pairs aligned, and a tile of
-// keys that exist.
-inline bool reads_pairs(const TensorArg& tensor, const char* head, int bytes, i32 first_key, i32 keys) {
-  const u64 misaligned = reinterpret_cast<u64>(head) | static_cast<u64>(tensor.strides[2]);
-  return tensor.strides[3] == bytes && misaligned % static_cast<u64>(2 * bytes) == 0 && first_key + kBlockKeys <= keys;
-}
-
-inline void load_bias(float (&x)[2 * kKeyTiles], const ScoreRow& row, bool pairs, i32 first_key, i32 keys) {
+// bias: the tile's, in shared memory.
+inline void make_logits(Scores& s, const QueryBlock& block, const HeadRules& rules, u32 bias, i32 first_key) {
   const LanePlace place;
-  constexpr int bytes = element_bytes(kBiasElement);
-#pragma unroll
-  for (int j = 0; j < kKeyTiles; ++j) {
-    const i32 key = first_key + place.column(j, 0);
-    if (pairs) {
-      load_pair(row.first + i64{key} * bytes, kBiasElement, x[2 * j], x[2 * j + 1]);
-    } else {
-      x[2 * j] = load_element(row.first + i64{min_of(key, keys - 1)} * row.step, kBiasElement);
-      x[2 * j + 1] = load_element(row.first + i64{min_of(key + 1, keys - 1)} * row.step, kBiasElement);
-    }
-  }
-}
-
-inline void make_logits(Scores& s, const ForwardArgs& args, const QueryBlock& block, const HeadRules& rules,
-                        i32 first_key) {
-  const LanePlace place;
-  const bool pairs = kBias && reads_pairs(args.bias, rules.bias, element_bytes(kBiasElement), first_key, block.keys);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float position = static_cast<float>(block.first_row + place.row(r) + block.shift - first_key);
-    float bias[2 * kKeyTiles] = {};
-    if constexpr (kBias) load_bias(bias, {rules.bias, args.bias, block, place.row(r)}, pairs, first_key, block.keys);
 #pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j)
+    for (int j = 0; j < kKeyTiles; ++j) {
+      float added[2] = {};
+      if constexpr (kBias) read_bias(added, bias, place.row(r), place.column(j, 0));
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[r / 2][j][r % 2 * 2 + e];
         const float away = kAlibi ? fabsf(position - static_cast<float>(place.column(j, e))) : 0.f;
         if constexpr (kSoftcap) {
-          x = logit<ScalarMath>(x, rules.scores, away, bias[2 * j + e]);
+          x = logit<ScalarMath>(x, rules.scores, away, added[e]);
         } else {
           x = x * rules.scores.scale;
           if constexpr (kAlibi) x -= away * rules.scores.slope;
-          if constexpr (kBias) x += bias[2 * j + e];
+          if constexpr (kBias) x += added[e];
         }
       }
+    }
   }
 }
 
-inline void hide_masked(Scores& s, const ForwardArgs& args, const QueryBlock& block, const HeadRules& rules,
-                        i32 first_key) {
+// mask: the tile's, in shared memory.
+inline void hide_masked(Scores& s, u32 mask) {
   const LanePlace place;
-  const bool pairs = reads_pairs(args.mask, rules.mask, 1, first_key, block.keys);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const ScoreRow row(rules.mask, args.mask, block, place.row(r));
-    u32 allowed[kKeyTiles];  // two bytes each
+  for (int r = 0; r < kRows; ++r)
 #pragma unroll
     for (int j = 0; j < kKeyTiles; ++j) {
-      const i32 key = first_key + place.column(j, 0);
-      if (pairs)
-        allowed[j] = *reinterpret_cast<const unsigned short*>(row.first + key);
-      else
-        allowed[j] =
-            static_cast<u32>(static_cast<unsigned char>(row.first[i64{min_of(key, block.keys - 1)} * row.step])) |
-            static_cast<u32>(static_cast<unsigned char>(row.first[i64{min_of(key + 1, block.keys - 1)} * row.step]))
-                << 8;
-    }
-#pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j)
+      const u32 allowed = read_mask(mask, place.row(r), place.column(j, 0));
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if ((allowed[j] >> 8 * e & 0xffu) == 0) s[r / 2][j][r % 2 * 2 + e] = kHidden;
-  }
+        if ((allowed >> 8 * e & 0xffu) == 0) s[r / 2][j][r % 2 * 2 + e] = kHidden;
+    }
 }
 
 // Keys that a row does not see. rows: what look() left.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 
 namespace narrows {
 namespace {
@@ -16,7 +17,7 @@ struct Tiles {
   i32 element_bytes;
   i32 width;
   i32 query_block, key_block;
-  i32 ruled_key_block;  // where a score rule, a mask tensor or dropout needs registers of its own
+  i32 ruled_key_block;  // with a bias, which takes shared memory, or dropout, which takes registers
   i32 warps, resident_blocks;
   bool skips_rescale;  // at 128 columns: 4% of long calls, the more the longer; elsewhere nothing or -3%
 };
@@ -27,13 +28,15 @@ constexpr std::array kTiles{
     Tiles{2, 96, 128, 32, 32, 4, 1, false},  Tiles{2, 128, 128, 64, 32, 4, 2, true},
     Tiles{2, 128, 128, 32, 32, 4, 2, true},  Tiles{2, 128, 128, 32, 32, 4, 1, true},
     Tiles{2, 192, 128, 64, 64, 8, 1, false}, Tiles{2, 192, 64, 32, 32, 4, 1, false},
-    Tiles{2, 256, 128, 64, 64, 8, 1, false}, Tiles{2, 256, 64, 32, 32, 4, 1, false},
-    Tiles{4, 32, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 64, 32, 4, 2, false},
-    Tiles{4, 64, 64, 32, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 1, false},
-    Tiles{4, 96, 64, 32, 32, 4, 2, false},   Tiles{4, 96, 64, 32, 32, 4, 1, false},
-    Tiles{4, 128, 64, 32, 32, 4, 2, false},  Tiles{4, 128, 64, 32, 32, 4, 1, false},
-    Tiles{4, 192, 64, 16, 16, 4, 1, false},  Tiles{4, 256, 64, 16, 16, 4, 1, false},
-    Tiles{4, 256, 32, 16, 16, 2, 1, false},
+    Tiles{2, 256, 128, 64, 32, 8, 1, false}, Tiles{2, 256, 64, 32, 32, 4, 1, false},
+    Tiles{2, 256, 64, 16, 16, 4, 1, false},  Tiles{4, 32, 64, 64, 32, 4, 2, false},
+    Tiles{4, 64, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 2, false},
+    Tiles{4, 64, 64, 32, 32, 4, 1, false},   Tiles{4, 96, 64, 32, 32, 4, 2, false},
+    Tiles{4, 96, 64, 32, 32, 4, 1, false},   Tiles{4, 128, 64, 32, 32, 4, 2, false},
+    Tiles{4, 128, 64, 32, 32, 4, 1, false},  Tiles{4, 128, 64, 16, 16, 4, 1, false},
+    Tiles{4, 192, 64, 16, 16, 4, 1, false},  Tiles{4, 192, 32, 16, 16, 2, 1, false},
+    Tiles{4, 256, 64, 16, 16, 4, 1, false},  Tiles{4, 256, 32, 16, 16, 2, 1, false},
+    Tiles{4, 256, 16, 16, 16, 1, 1, false},
 };
 
 /// Of a thread block, beside its tiles: what the system takes, the kernel's own facts, raw rows a unit longer than the tile's.
@@ -89,8 +92,6 @@ ForwardConstants rules_of(const Problem& problem) {
   return constants;
 }
 
-bool has_rules(const ForwardConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
-
 /// rules: the rest of the program.
 ForwardConstants with_tiles(ForwardConstants rules, const Tiles& tiles, Element element, i32 head_width,
                             i32 value_width) {
@@ -99,23 +100,24 @@ ForwardConstants with_tiles(ForwardConstants rules, const Tiles& tiles, Element 
   constants.head_width = head_width;
   constants.value_width = value_width;
   constants.query_block = tiles.query_block;
-  constants.key_block = has_rules(rules) ? tiles.ruled_key_block : tiles.key_block;
+  constants.key_block = rules.bias || rules.dropout ? tiles.ruled_key_block : tiles.key_block;
   constants.skips_rescale = tiles.skips_rescale;
   constants.warps = tiles.warps;
   constants.resident_blocks = tiles.resident_blocks;
   return constants;
 }
 
-/// Null: no row fits.
-const Tiles* tiles_for(DType dtype, i32 head_width, i32 value_width, i64 shared_bytes) {
+/// The program that a call of these dtypes, head dims and rules takes; none where no row fits.
+std::optional<ForwardConstants> tiled(const ForwardConstants& rules, DType dtype, i32 head_width, i32 value_width,
+                                      i64 shared_bytes) {
   const i64 item = static_cast<i64>(item_size(dtype));
   for (const Tiles& tiles : kTiles) {
-    const ForwardConstants constants = with_tiles({}, tiles, static_cast<Element>(dtype), head_width, value_width);
-    if (tiles.element_bytes == item && tiles.width == std::max(head_width, value_width) &&
-        tiles.resident_blocks * (forward_shared_bytes(constants) + kSharedBesideTiles) <= shared_bytes + kSystemShared)
-      return &tiles;
+    if (tiles.element_bytes != item || tiles.width != std::max(head_width, value_width)) continue;
+    const ForwardConstants constants = with_tiles(rules, tiles, static_cast<Element>(dtype), head_width, value_width);
+    const i64 bytes = constants.resident_blocks * (forward_shared_bytes(constants) + kSharedBesideTiles);
+    if (bytes <= shared_bytes + kSystemShared) return constants;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 std::string refusal(const Problem& problem, const Machine& machine) {
@@ -149,7 +151,11 @@ i64 forward_shared_bytes(const ForwardConstants& constants) {
   const i64 stage = i64{constants.key_block} * (constants.head_width + constants.value_width);
   // Shifted rows have one stage and, for the other, raw rows that are a unit longer.
   const i64 raw = constants.copy_bytes == 2 ? i64{constants.key_block} * 2 * 16 : 0;
-  return raw + item * std::max(queries + 2 * stage, i64{constants.query_block} * constants.value_width);
+  // A warp's rows of a bias and of a mask, as kernels/score_tile.cuh has them.
+  const bool narrow_bias = constants.bias_element == Element::fp16 || constants.bias_element == Element::bf16;
+  const auto scores = [&](i64 bytes) { return constants.query_block * std::max(constants.key_block * bytes, i64{64}); };
+  const i64 beside = (constants.bias ? scores(narrow_bias ? 2 : 4) : 0) + (constants.mask ? scores(1) : 0);
+  return raw + beside + item * std::max(queries + 2 * stage, i64{constants.query_block} * constants.value_width);
 }
 
 ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
@@ -201,28 +207,27 @@ Program forward_program(const ForwardConstants& constants) {
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine) {
   if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
   const i32 head_width = width_of(problem.head_dim), value_width = width_of(problem.value_dim);
-  const Tiles* tiles = tiles_for(problem.dtype, head_width, value_width, machine.shared_bytes);
-  if (!tiles) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
+  std::optional<ForwardConstants> constants =
+      tiled(rules_of(problem), problem.dtype, head_width, value_width, machine.shared_bytes);
+  if (!constants) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
+  constants->copy_bytes = copy_bytes(problem);
 
   const bool varlen = problem.query_form == QueryForm::varlen;
-  const i64 blocks = varlen ? block_count(problem.query_rows, static_cast<i32>(problem.batch), tiles->query_block)
-                            : ceil_div<i64>(problem.query_rows, tiles->query_block);
+  const i64 blocks = varlen ? block_count(problem.query_rows, static_cast<i32>(problem.batch), constants->query_block)
+                            : ceil_div<i64>(problem.query_rows, constants->query_block);
   if (std::string reason = size_refusal(problem, blocks); !reason.empty()) return reason;
 
-  const ForwardConstants rules = rules_of(problem);
-  ForwardConstants constants = with_tiles(rules, *tiles, static_cast<Element>(problem.dtype), head_width, value_width);
-  constants.copy_bytes = copy_bytes(problem);
   Plan plan;
   plan.family = "sm80";
   plan.head_width = head_width;
   plan.value_width = value_width;
-  plan.query_block = constants.query_block;
-  plan.key_block = constants.key_block;
-  plan.warps = constants.warps;
-  plan.resident_blocks = constants.resident_blocks;
-  plan.copy_bytes = constants.copy_bytes;
-  plan.skips_rescale = constants.skips_rescale;
-  plan.shared_bytes = forward_shared_bytes(constants);
+  plan.query_block = constants->query_block;
+  plan.key_block = constants->key_block;
+  plan.warps = constants->warps;
+  plan.resident_blocks = constants->resident_blocks;
+  plan.copy_bytes = constants->copy_bytes;
+  plan.skips_rescale = constants->skips_rescale;
+  plan.shared_bytes = forward_shared_bytes(*constants);
   if (limits_keys(problem.rules.mask) && problem.max_keys > 0) {
     const i64 item = static_cast<i64>(item_size(problem.dtype));
     const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
@@ -243,13 +248,12 @@ std::vector<Program> planned_forward_programs(const Machine& machine) {
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     for (const i32 width : kWidths) {
-      const Tiles* tiles = tiles_for(dtype, width, width, machine.shared_bytes);
-      if (!tiles) continue;
       const auto add = [&](ForwardConstants rules, int copy_bytes = 16) {
         rules.natural |= rules.softcap || rules.alibi || rules.bias;
-        ForwardConstants constants = with_tiles(rules, *tiles, static_cast<Element>(dtype), width, width);
-        constants.copy_bytes = copy_bytes;
-        programs.push_back(forward_program(constants));
+        std::optional<ForwardConstants> constants = tiled(rules, dtype, width, width, machine.shared_bytes);
+        if (!constants) return;
+        constants->copy_bytes = copy_bytes;
+        programs.push_back(forward_program(*constants));
       };
       add({});
       ForwardConstants all;

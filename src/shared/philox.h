@@ -55,17 +55,18 @@ constexpr Word keep_groups(const DropoutRule& rule, i64 batch, i64 head, i64 row
   const u32 global_batch = static_cast<u32>(batch) + static_cast<u32>(rule.origin_batch);
   const u32 global_head = static_cast<u32>(head) + static_cast<u32>(rule.origin_head);
   const u32 global_row = static_cast<u32>(row) + static_cast<u32>(rule.origin_row);
-  const Word none = group ^ group, threshold = none + rule.threshold, low_half = none + 0xFFFFu;
+  // Both halves are compared as upper halves; a threshold of 2^16 is none of 32 bits.
+  const Word none = group ^ group, all = none + 0xFFFFFFFFu, threshold = none + (rule.threshold << 16);
   const PhiloxBlock<Word> counter{{group, none + global_row,
                                    none + (global_batch * static_cast<u32>(rule.heads) + global_head),
                                    none + rule.offset}};
   const PhiloxBlock<Word> random =
       philox4x32_10<Math>(counter, static_cast<u32>(rule.seed), static_cast<u32>(rule.seed >> 32));
-  Word bits = none;
+  Word bits = none + (rule.threshold > 0xFFFFu ? 0xFFu : 0u);
   for (int word = 0; word < 4; ++word) {
-    const Word low = (random.words[word] & low_half) < threshold ? none + 1u : none;
-    const Word high = random.words[word] >> 16 < threshold ? none + 2u : none;
-    bits |= (low | high) << 2 * word;
+    const Word low = (random.words[word] << 16 & all) < threshold ? none + (1u << 2 * word) : none;
+    const Word high = random.words[word] < threshold ? none + (2u << 2 * word) : none;
+    bits |= low | high;
   }
   return bits;
 }
