@@ -13,12 +13,12 @@ using cuda::CacheTest;
 using cuda::small_program;
 using testing::HasSubstr;
 
-class CliCache : public CacheTest {
+class CliKernelCache : public CacheTest {
  protected:
   std::string variable() const { return "NARROWS_CACHE=" + folder(); }
 };
 
-TEST_F(CliCache, lists_and_clears) {
+TEST_F(CliKernelCache, lists_and_clears) {
   image(small_program(1));
   image(small_program(2));
   const Outcome listed = narrows({"cache", "list", "--json"}, {variable()});
@@ -42,7 +42,7 @@ TEST_F(CliCache, lists_and_clears) {
   EXPECT_THAT(narrows({"cache", "list"}, {variable()}).out, HasSubstr("0 kernels, "));
 }
 
-TEST_F(CliCache, a_folder_that_is_none_is_an_error) {
+TEST_F(CliKernelCache, a_folder_that_is_none_is_an_error) {
   for (const char* action : {"list", "clear", "warm"}) {
     const Outcome off = narrows({"cache", action}, {"NARROWS_CACHE=off"});
     EXPECT_EQ(off.code, 2) << action;
@@ -56,7 +56,7 @@ TEST_F(CliCache, a_folder_that_is_none_is_an_error) {
   EXPECT_THAT(open.err, HasSubstr("may write to it"));
 }
 
-TEST_F(CliCache, options_that_are_wrong) {
+TEST_F(CliKernelCache, options_that_are_wrong) {
   const auto error = [&](const Words& words) {
     const Outcome outcome = narrows(words, {variable()});
     EXPECT_EQ(outcome.code, 2);
@@ -71,7 +71,7 @@ TEST_F(CliCache, options_that_are_wrong) {
               HasSubstr("architecture: sm_81: must be one of sm_80, "));
 }
 
-TEST_F(CliCache, without_a_compiler_pack_says_so_and_leaves_no_file) {
+TEST_F(CliKernelCache, without_a_compiler_pack_says_so_and_leaves_no_file) {
   const std::string pack = (directory_ / "new.pack").string();
   const Outcome outcome = narrows({"cache", "pack", pack, "--arch", "sm_80"},
                                   {variable(), "NARROWS_NVRTC=" + (directory_ / "nowhere").string()});
@@ -80,7 +80,7 @@ TEST_F(CliCache, without_a_compiler_pack_says_so_and_leaves_no_file) {
   EXPECT_FALSE(std::filesystem::exists(pack));
 }
 
-TEST_F(CliCache, fetches_what_is_wanted_in_order) {
+TEST_F(CliKernelCache, fetches_what_is_wanted_in_order) {
   cuda::Cache cache(settings());
   std::vector<Wanted> wanted;
   for (int size = 1; size <= 20; ++size) wanted.push_back({small_program(size), "sm_80"});
@@ -100,7 +100,7 @@ TEST_F(CliCache, fetches_what_is_wanted_in_order) {
   EXPECT_THROW(fetch(wrong, wanted, 4), Error);
 }
 
-TEST_F(CliCache, plans_for_each_architecture) {
+TEST_F(CliKernelCache, plans_for_each_architecture) {
   for (const char* architecture : {"sm_80", "sm_86", "sm_90a", "sm_120"}) {
     const std::vector<Wanted> wanted = planned({architecture});
     EXPECT_FALSE(wanted.empty()) << architecture;
@@ -109,7 +109,7 @@ TEST_F(CliCache, plans_for_each_architecture) {
   EXPECT_THROW(planned({"sm_75"}), Error);
 }
 
-TEST_F(CliCache, info_says_what_there_is_or_why_not) {
+TEST_F(CliKernelCache, info_says_what_there_is_or_why_not) {
   image();
   const Outcome outcome = narrows({"info", "--json"}, {variable()});
   ASSERT_EQ(outcome.objects().size(), 1U);
