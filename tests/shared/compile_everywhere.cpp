@@ -14,7 +14,8 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kHeaders{"params.h", "mask.h", "score.h", "merge.h", "philox.h"};
+constexpr std::array kHeaders{"params.h", "mask.h",         "score.h",  "merge.h",
+                              "philox.h", "forward_args.h", "status.h", "tile_order.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -140,10 +141,10 @@ class Nvrtc {
 };
 
 constexpr const char* kProbe = R"(
-#include "shared/mask.h"
+#include "shared/forward_args.h"
 #include "shared/merge.h"
-#include "shared/philox.h"
-#include "shared/score.h"
+#include "shared/status.h"
+#include "shared/tile_order.h"
 
 namespace narrows {
 
