@@ -58,8 +58,9 @@ std::string text(const Report& report) {
   lines += line("shape", fmt::format("q {}  k {}  v {}", to_text(report.q.shape), to_text(report.k.shape),
                                      to_text(report.v.shape)));
   if (!report.dout.empty()) lines += line("dout", report.dout);
-  const std::string where = report.threads ? fmt::format("{} thread{}", report.threads, report.threads == 1 ? "" : "s")
-                                           : fmt::format("{} {}", to_text(report.problem.device), report.machine);
+  const std::string where = report.problem.device.kind == DeviceKind::cpu
+                                ? fmt::format("{} thread{}", report.threads, report.threads == 1 ? "" : "s")
+                                : fmt::format("{} {}", to_text(report.problem.device), report.machine);
   lines += line("time", fmt::format("{} (median of {}, best {}), {}", duration(median), report.seconds.size(),
                                     duration(report.seconds.front()), where));
   lines += line("speed", fmt::format("{:.1f} GFLOP/s", work.flops / median / 1e9));

@@ -23,7 +23,7 @@ struct Report {
   Tensor q, k, v;
   std::string dout;             // of a backward call: where it is from
   std::string machine;          // name of the GPU or the CPU
-  int threads = 0;              // of the CPU
+  int threads = 0;              // of the CPU; 0 on a GPU
   std::vector<double> seconds;  // of the timed runs, sorted
   std::vector<Verdict> verdicts;
   std::vector<Difference> differences;

@@ -17,6 +17,7 @@ Report report_of(bool passed) {
   report.problem.dtype = DType::bf16;
   report.work = {.pairs = 4, .flops = 4e9, .fused_bytes = 1000, .three_kernel_bytes = 2500};
   report.q.shape = report.k.shape = report.v.shape = {1, 2, 1, 8};
+  report.threads = 1;
   report.seconds = {0.25, 0.5, 1, 2};
   Verdict good, bad;
   good.name = "lse";
@@ -55,6 +56,20 @@ TEST(CliReport, a_right_result_stays_short) {
   EXPECT_THAT(text(report), HasSubstr("memory moved   1 kB; three-kernel attention 2.5 kB, 2.5 times as much\n"));
   EXPECT_THAT(text(report), HasSubstr("vs file's own  o   5.00e-01 at most\n"));
   EXPECT_EQ(nlohmann::json::parse(json(report))["ms"], 750.0);
+}
+
+TEST(CliReport, says_what_computed) {
+  Report report = report_of(true);
+  report.threads = 2;
+  EXPECT_THAT(text(report), HasSubstr("best 250 ms), 2 threads\n"));
+  report.threads = 0;
+  report.problem.device = {DeviceKind::cuda, 1};
+  report.machine = "a GPU";
+  EXPECT_THAT(text(report), HasSubstr("best 250 ms), cuda:1 a GPU\n"));
+  const nlohmann::json object = nlohmann::json::parse(json(report));
+  EXPECT_EQ(object["device"], "cuda:1");
+  EXPECT_EQ(object["machine"], "a GPU");
+  EXPECT_EQ(object["threads"], 0);
 }
 
 }  // namespace
