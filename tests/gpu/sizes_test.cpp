@@ -143,8 +143,10 @@ TEST_F(GpuStressSizes, more_than_2_31_elements_of_q_and_o) {
   EXPECT_TRUE(o.margins_intact() && lse.margins_intact());
 }
 
+/// fp32, because the criterion is held against each row: of this many rows with 8 numbers each the plain computation in bf16
+/// hits one almost exactly, by chance, and twice its error in that row is then less than the rounding of one weight.
 TEST_F(GpuStressSizes, more_than_65535_heads_and_batch_rows) {
-  Attention a({16400, 2, 5, 5, 5, 8, 8}, DType::bf16);
+  Attention a({16400, 2, 5, 5, 5, 8, 8}, DType::fp32);
   a.options.family = "sm80";
   DeviceCall gpu(a.in(), a.out(), a.options);
   gpu.run();
