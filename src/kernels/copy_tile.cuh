@@ -100,7 +100,7 @@ template <SmemTile tile> struct RawRows {
 inline void copy_unit(u32 to, const char* start, int unit, int row_bytes, bool inside) {
   const int shift = static_cast<int>(reinterpret_cast<u64>(start) % kUnitBytes);
   const int valid = inside ? clamp_to(row_bytes + shift - unit * kUnitBytes, 0, kUnitBytes) : 0;
-  copy_async_part<kUnitBytes>(to, start - shift + unit * kUnitBytes, static_cast<u32>(valid));
+  copy_async_part(to, start - shift + unit * kUnitBytes, static_cast<u32>(valid));
 }
 
 template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {

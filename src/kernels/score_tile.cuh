@@ -26,7 +26,7 @@ struct ScoreSource {
   const char* first;  // of row 0 and key 0
   i64 row_stride, key_stride;
   i32 rows, keys;  // that exist
-  i32 piece;       // bytes that one asynchronous copy may take, 16 or 4; 0: element by element
+  i32 piece;       // bytes that one asynchronous copy may take, 16 or 4, whole ones of each row; 0: element by element
 
   ScoreSource(const TensorArg& tensor, const QueryBlock& block, int bytes)
       : first(tensor.data + block.sequence * tensor.strides[0] + block.head * tensor.strides[1] +
@@ -35,7 +35,8 @@ struct ScoreSource {
         key_stride(tensor.strides[3]),
         rows(block.queries - block.first_row),
         keys(block.keys) {
-    const u64 misaligned = reinterpret_cast<u64>(first) | static_cast<u64>(row_stride);
+    const u64 misaligned =
+        reinterpret_cast<u64>(first) | static_cast<u64>(row_stride) | static_cast<u64>(keys) * static_cast<u64>(bytes);
     piece = key_stride != bytes ? 0 : misaligned % 16 == 0 ? 16 : misaligned % 4 == 0 ? 4 : 0;
   }
 };
@@ -47,9 +48,8 @@ inline void copy_score_pieces(u32 to, const ScoreSource& from, i32 first_key) {
   const i32 lane = static_cast<i32>(threadIdx.x % kWarp), first_row = static_cast<i32>(threadIdx.x / kWarp) * kWarpRows;
   for (i32 index = lane; index < kWarpRows * pieces; index += kWarp) {
     const i32 row = first_row + index / pieces, byte = index % pieces * piece, key = first_key + byte / bytes;
-    const i32 valid = row < from.rows ? clamp_to((from.keys - key) * bytes, 0, piece) : 0;
-    copy_async_part<piece>(to + tile.offset(row, byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes),
-                           from.first + row * from.row_stride + i64{key} * bytes, static_cast<u32>(valid));
+    copy_async<piece>(to + tile.offset(row, byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes),
+                      from.first + row * from.row_stride + i64{key} * bytes, row < from.rows && key < from.keys);
   }
 }
 

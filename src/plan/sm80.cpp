@@ -22,21 +22,21 @@ struct Tiles {
   bool skips_rescale;  // at 128 columns: 4% of long calls, the more the longer; elsewhere nothing or -3%
 };
 constexpr std::array kTiles{
-    Tiles{2, 32, 128, 128, 64, 4, 2, false}, Tiles{2, 64, 128, 128, 64, 4, 2, false},
-    Tiles{2, 64, 128, 64, 64, 4, 2, false},  Tiles{2, 64, 128, 64, 64, 4, 1, false},
-    Tiles{2, 96, 128, 64, 32, 4, 2, false},  Tiles{2, 96, 128, 32, 32, 4, 2, false},
-    Tiles{2, 96, 128, 32, 32, 4, 1, false},  Tiles{2, 128, 128, 64, 32, 4, 2, true},
-    Tiles{2, 128, 128, 32, 32, 4, 2, true},  Tiles{2, 128, 128, 32, 32, 4, 1, true},
-    Tiles{2, 192, 128, 64, 64, 8, 1, false}, Tiles{2, 192, 64, 32, 32, 4, 1, false},
-    Tiles{2, 256, 128, 64, 32, 8, 1, false}, Tiles{2, 256, 64, 32, 32, 4, 1, false},
-    Tiles{2, 256, 64, 16, 16, 4, 1, false},  Tiles{4, 32, 64, 64, 32, 4, 2, false},
-    Tiles{4, 64, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 2, false},
-    Tiles{4, 64, 64, 32, 32, 4, 1, false},   Tiles{4, 96, 64, 32, 32, 4, 2, false},
-    Tiles{4, 96, 64, 32, 32, 4, 1, false},   Tiles{4, 128, 64, 32, 32, 4, 2, false},
-    Tiles{4, 128, 64, 32, 32, 4, 1, false},  Tiles{4, 128, 64, 16, 16, 4, 1, false},
-    Tiles{4, 192, 64, 16, 16, 4, 1, false},  Tiles{4, 192, 32, 16, 16, 2, 1, false},
-    Tiles{4, 256, 64, 16, 16, 4, 1, false},  Tiles{4, 256, 32, 16, 16, 2, 1, false},
-    Tiles{4, 256, 16, 16, 16, 1, 1, false},
+    Tiles{2, 32, 128, 128, 64, 4, 2, false}, Tiles{2, 32, 128, 64, 64, 4, 1, false},
+    Tiles{2, 64, 128, 128, 64, 4, 2, false}, Tiles{2, 64, 128, 64, 64, 4, 2, false},
+    Tiles{2, 64, 128, 64, 64, 4, 1, false},  Tiles{2, 96, 128, 64, 32, 4, 2, false},
+    Tiles{2, 96, 128, 32, 32, 4, 2, false},  Tiles{2, 96, 128, 32, 32, 4, 1, false},
+    Tiles{2, 128, 128, 64, 32, 4, 2, true},  Tiles{2, 128, 128, 32, 32, 4, 2, true},
+    Tiles{2, 128, 128, 32, 32, 4, 1, true},  Tiles{2, 192, 128, 64, 64, 8, 1, false},
+    Tiles{2, 192, 64, 32, 32, 4, 1, false},  Tiles{2, 256, 128, 64, 32, 8, 1, false},
+    Tiles{2, 256, 64, 32, 32, 4, 1, false},  Tiles{2, 256, 64, 16, 16, 4, 1, false},
+    Tiles{4, 32, 64, 64, 32, 4, 2, false},   Tiles{4, 64, 64, 64, 32, 4, 2, false},
+    Tiles{4, 64, 64, 32, 32, 4, 2, false},   Tiles{4, 64, 64, 32, 32, 4, 1, false},
+    Tiles{4, 96, 64, 32, 32, 4, 2, false},   Tiles{4, 96, 64, 32, 32, 4, 1, false},
+    Tiles{4, 128, 64, 32, 32, 4, 2, false},  Tiles{4, 128, 64, 32, 32, 4, 1, false},
+    Tiles{4, 128, 64, 16, 16, 4, 1, false},  Tiles{4, 192, 64, 16, 16, 4, 1, false},
+    Tiles{4, 192, 32, 16, 16, 2, 1, false},  Tiles{4, 256, 64, 16, 16, 4, 1, false},
+    Tiles{4, 256, 32, 16, 16, 2, 1, false},  Tiles{4, 256, 16, 16, 16, 1, 1, false},
 };
 
 /// Of a thread block, beside its tiles: what the system takes, the kernel's own facts, raw rows a unit longer than the tile's.
