@@ -21,6 +21,13 @@ foreach(name IN ITEMS wide pairs_wide registers_wide)
     COMPILE_OPTIONS "-O1;-Wno-psabi" SKIP_PRECOMPILE_HEADERS ON)
 endforeach()
 
+# Device text on the host: it knows instructions and pragmas that the host's compiler does not, and says itself which products
+# and sums are one operation. Alone, because it must meet no header of src/shared before its own namespace does.
+file(GLOB narrows_device_text_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/kernels/*_test.cpp")
+set_source_files_properties(${narrows_device_text_tests} PROPERTIES
+  INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/kernels/device"
+  COMPILE_OPTIONS "-Wno-unknown-pragmas;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
+
 # Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
 if(CMAKE_CROSSCOMPILING)
   find_package(nlohmann_json REQUIRED)

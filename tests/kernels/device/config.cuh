@@ -1,0 +1,2 @@
+// The constants stand in the test, before it includes device text.
+#pragma once

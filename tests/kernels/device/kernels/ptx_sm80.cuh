@@ -1,0 +1,115 @@
+// The instructions of src/kernels/ptx_sm80.cuh as PTX's manual describes them, for tests/kernels/device/device.hpp. Shared
+// addresses are offsets in the warp's memory.
+#pragma once
+#include "shared/params.h"
+
+namespace narrows {
+
+constexpr int kWarp = 32;  // threads
+
+// ---- shared memory
+template <class T> T shared_at(u32 at) {
+  T x;
+  std::memcpy(&x, &threadIdx.warp->memory.at(at), sizeof x);
+  return x;
+}
+
+// How many words the busiest bank gives to those who ask at once.
+inline void count_conflicts(const u32* words, int count) {
+  int most = 0;
+  for (int i = 0; i < count; ++i) {
+    int others = 0;
+    for (int j = 0; j < count; ++j) others += words[i] != words[j] && words[i] % 32 == words[j] % 32;
+    most = std::max(most, others + 1);
+  }
+  if (threadIdx.x % kWarp == 0) threadIdx.warp->most_conflicts = std::max(threadIdx.warp->most_conflicts, most);
+}
+
+// Row `row` of matrix m begins at address of lane 8m + row.
+inline auto matrix_rows(u32 row) {
+  const auto rows = threadIdx.warp->exchange({row});
+  for (u32 m = 0; m < 4; ++m) {
+    u32 words[32];
+    for (u32 i = 0; i < 32; ++i) words[i] = rows[8 * m + i / 4][0] / 4 + i % 4;
+    count_conflicts(words, 32);
+  }
+  return rows;
+}
+inline void load_matrices(u32 row, u32 (&r)[4]) {
+  const auto rows = matrix_rows(row);
+  const u32 lane = threadIdx.x % kWarp;
+  for (u32 m = 0; m < 4; ++m) r[m] = shared_at<u32>(rows[8 * m + lane / 4][0] + lane % 4 * 4);
+}
+inline void load_matrices_transposed(u32 row, u32 (&r)[4]) {
+  const auto rows = matrix_rows(row);
+  const u32 lane = threadIdx.x % kWarp;
+  for (u32 m = 0; m < 4; ++m) {
+    const auto element = [&](u32 i) -> u32 { return shared_at<unsigned short>(rows[8 * m + i][0] + lane / 4 * 2); };
+    r[m] = element(lane % 4 * 2) | element(lane % 4 * 2 + 1) << 16;
+  }
+}
+inline u32 load_shared(u32 at) {
+  const auto all = threadIdx.warp->exchange({at});
+  u32 words[32];
+  for (u32 i = 0; i < 32; ++i) words[i] = all[i][0] / 4;
+  count_conflicts(words, 32);
+  return shared_at<u32>(at);
+}
+
+// ---- registers
+inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
+inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.f * x : x; }
+inline float exp2_approx(float x) { return flushed(std::exp2(flushed(x))); }
+inline float log2_approx(float x) { return std::log2(flushed(x)); }
+inline float tanh_approx(float x) { return std::tanh(x); }
+inline float lane_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+inline float quad_max(float x) {
+  x = std::fmax(x, lane_xor(x, 1));
+  return std::fmax(x, lane_xor(x, 2));
+}
+inline float quad_sum(float x) {
+  x += lane_xor(x, 1);
+  return x + lane_xor(x, 2);
+}
+// Rounded to nearest, ties to even.
+inline u32 bf16_bits(float x) { return (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
+inline u32 pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+inline u32 fp16_bits(float x) {
+  unsigned short bits = 0;
+  ::narrows::reference::store(&bits, ::narrows::DType::fp16, 0, static_cast<double>(x));
+  return bits;
+}
+inline u32 pack_fp16(float low, float high) { return fp16_bits(low) | fp16_bits(high) << 16; }
+inline float widen_fp16(unsigned short x) {
+  return static_cast<float>(::narrows::reference::load(&x, ::narrows::DType::fp16, 0));
+}
+
+// ---- matrix products: d (16x8, fp32) += a (16xk) b (kx8)
+// A lane's share: rows and columns of d are i / 2 * 8 + lane / 4 and lane % 4 * 2 + i % 2. Registers of a go down 8 rows, then
+// right by half of k, those of b down by half of k. a(row, k), b(k, column) of all lanes' registers.
+template <class A, class B> void multiply_add(float (&d)[4], int depth, const A& a, const B& b) {
+  const u32 lane = threadIdx.x % kWarp;
+  for (u32 i = 0; i < 4; ++i)
+    for (u32 k = 0; k < static_cast<u32>(depth); ++k) d[i] += a(lane / 4 + i / 2 * 8, k) * b(k, lane % 4 * 2 + i % 2);
+}
+template <class Widen> void mma_pairs(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const Widen& widen) {
+  const auto all = threadIdx.warp->exchange({a[0], a[1], a[2], a[3], b0, b1});
+  const auto half = [&](u32 word, u32 k) { return widen(static_cast<unsigned short>(word >> 16 * (k % 2))); };
+  multiply_add(
+      d, 16, [&](u32 row, u32 k) { return half(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k); },
+      [&](u32 k, u32 column) { return half(all[column * 4 + k % 8 / 2][4 + k / 8], k); });
+}
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_pairs(d, a, b0, b1, [](unsigned short x) { return as_float(u32{x} << 16); });
+}
+inline void mma_fp16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_pairs(d, a, b0, b1, widen_fp16); }
+inline void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const auto all = threadIdx.warp->exchange({a[0], a[1], a[2], a[3], b0, b1});
+  const auto upper = [](u32 word) { return as_float(word & 0xffffe000u); };
+  multiply_add(
+      d, 8, [&](u32 row, u32 k) { return upper(all[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); },
+      [&](u32 k, u32 column) { return upper(all[column * 4 + k % 4][4 + k / 4]); });
+}
+
+}  // namespace narrows

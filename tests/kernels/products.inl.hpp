@@ -1,0 +1,100 @@
+// Included in the namespace of device text with its constants: the products of a warp against plain sums.
+
+struct Matrix {
+  int rows, columns;
+  std::vector<float> x;
+
+  Matrix(int rows_, int columns_) : rows(rows_), columns(columns_), x(static_cast<std::size_t>(rows_ * columns_)) {}
+  float& at(int row, int column) { return x[static_cast<std::size_t>(row * columns + column)]; }
+  float at(int row, int column) const { return x[static_cast<std::size_t>(row * columns + column)]; }
+  template <class Draw> void fill(const Draw& draw) {
+    for (float& value : x) value = draw();
+  }
+};
+
+inline void put_element(std::vector<unsigned char>& memory, u32 at, float x) {
+  if constexpr (kElement == Element::fp32) {
+    std::memcpy(&memory.at(at), &x, 4);
+  } else {
+    const unsigned short half = static_cast<unsigned short>(pack(x, 0.f));
+    std::memcpy(&memory.at(at), &half, 2);
+  }
+}
+
+/// As copies leave it.
+inline void put_tile(std::vector<unsigned char>& memory, u32 start, const SmemTile& tile, const Matrix& from) {
+  for (int row = 0; row < from.rows; ++row)
+    for (int column = 0; column < from.columns; ++column) {
+      const int byte = column * kElementBytes;
+      put_element(memory, start + tile.offset(row, byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes),
+                  from.at(row, column));
+    }
+}
+
+constexpr int kWarpOfTest = 1;  // whose rows are not the tile's first
+constexpr u32 kKeysAt = kQueryTile.bytes(), kValuesAt = kKeysAt + kKeyTile.bytes();
+
+/// expected(row, column) and magnitude(row, column) of the warp's rows, against accumulators that a lane left.
+template <class Accumulators, class Expected>
+void expect_accumulators(const std::vector<Accumulators>& lanes, int row_tiles, int column_tiles, double tolerance,
+                         const Expected& expected) {
+  for (int lane = 0; lane < kWarp; ++lane)
+    for (int t = 0; t < row_tiles; ++t)
+      for (int n = 0; n < column_tiles; ++n)
+        for (int i = 0; i < 4; ++i) {
+          const int row = 16 * t + i / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
+          const auto [value, magnitude] = expected(row, column);
+          ASSERT_NEAR(lanes[static_cast<std::size_t>(lane)].x[t][n][i], value, tolerance * magnitude)
+              << "row " << row << ", column " << column;
+        }
+}
+
+struct Sum {
+  double value = 0, magnitude = 0;
+  void add(double a, double b) { value += a * b, magnitude += std::abs(a * b); }
+};
+
+template <class Draw> void expect_products(const Draw& draw, double tolerance) {
+  Matrix q(kBlockQueries, kHeadDim), k(kBlockKeys, kHeadDim), v(kBlockKeys, kValueDim), p(kWarpRows, kBlockKeys);
+  for (Matrix* matrix : {&q, &k, &v, &p}) matrix->fill(draw);
+  ::narrows::test::Warp warp(kValuesAt + kValueTile.bytes());
+  put_tile(warp.memory, 0, kQueryTile, q);
+  put_tile(warp.memory, kKeysAt, kKeyTile, k);
+  put_tile(warp.memory, kValuesAt, kValueTile, v);
+
+  struct ScoresOf {
+    Scores x;
+  };
+  struct OutputsOf {
+    Outputs x;
+  };
+  std::vector<ScoresOf> scores(kWarp);
+  std::vector<OutputsOf> outputs(kWarp);
+  warp.run(
+      [&](int lane) {
+        const std::size_t own = static_cast<std::size_t>(lane);
+        multiply_keys(scores[own].x, 0, kWarpOfTest * kWarpRows, kKeysAt);
+        Scores weights;
+        for (int t = 0; t < kRowTiles; ++t)
+          for (int n = 0; n < kKeyTiles; ++n)
+            for (int i = 0; i < 4; ++i)
+              weights[t][n][i] = p.at(16 * t + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
+        Outputs& o = outputs[own].x;
+        for (auto& tiles : o)
+          for (auto& tile : tiles) std::fill_n(tile, 4, 0.f);
+        multiply_values(o, weights, kValuesAt);
+      },
+      kWarpOfTest * kWarp);
+
+  EXPECT_EQ(warp.most_conflicts, 1);
+  expect_accumulators(scores, kRowTiles, kKeyTiles, tolerance, [&](int row, int key) {
+    Sum sum;
+    for (int c = 0; c < kHeadDim; ++c) sum.add(q.at(kWarpOfTest * kWarpRows + row, c), k.at(key, c));
+    return sum;
+  });
+  expect_accumulators(outputs, kRowTiles, kValueTiles, tolerance, [&](int row, int column) {
+    Sum sum;
+    for (int key = 0; key < kBlockKeys; ++key) sum.add(p.at(row, key), v.at(key, column));
+    return sum;
+  });
+}
