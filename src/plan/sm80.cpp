@@ -113,7 +113,8 @@ std::optional<ForwardConstants> tiled(const ForwardConstants& rules, DType dtype
   const i64 item = static_cast<i64>(item_size(dtype));
   for (const Tiles& tiles : kTiles) {
     if (tiles.element_bytes != item || tiles.width != std::max(head_width, value_width)) continue;
-    const ForwardConstants constants = with_tiles(rules, tiles, static_cast<Element>(dtype), head_width, value_width);
+    ForwardConstants constants = with_tiles(rules, tiles, static_cast<Element>(dtype), head_width, value_width);
+    constants.copy_bytes = item == 2 ? 2 : 16;  // what takes most: a call's layout chooses no tiles, and so no bits
     const i64 bytes = constants.resident_blocks * (forward_shared_bytes(constants) + kSharedBesideTiles);
     if (bytes <= shared_bytes + kSystemShared) return constants;
   }

@@ -14,6 +14,11 @@ template <class T> T shared_at(u32 at) {
   return x;
 }
 
+template <class T> void put_shared(u32 at, T x) {
+  threadIdx.warp->memory.at(at + sizeof x - 1) = 0;
+  std::memcpy(&threadIdx.warp->memory[at], &x, sizeof x);
+}
+
 // How many words the busiest bank gives to those who ask at once.
 inline void count_conflicts(const u32* words, int count) {
   int most = 0;
@@ -54,6 +59,20 @@ inline u32 load_shared(u32 at) {
   for (u32 i = 0; i < 32; ++i) words[i] = all[i][0] / 4;
   count_conflicts(words, 32);
   return shared_at<u32>(at);
+}
+
+inline void load_shared64(u32 at, u32 (&x)[2]) {
+  x[0] = shared_at<u32>(at);
+  x[1] = shared_at<u32>(at + 4);
+}
+inline unsigned short load_shared16(u32 at) { return shared_at<unsigned short>(at); }
+inline void store_shared(u32 at, u32 x) { put_shared(at, x); }
+inline void store_shared16(u32 at, unsigned short x) { put_shared(at, x); }
+inline void store_shared8(u32 at, u32 x) { put_shared(at, static_cast<unsigned char>(x)); }
+template <int bytes> void copy_async_part(u32 to, const void* from, u32 valid) {
+  unsigned char part[bytes] = {};
+  std::memcpy(part, from, valid);
+  for (u32 i = 0; i < bytes; ++i) put_shared(to + i, part[i]);
 }
 
 // ---- registers
