@@ -69,10 +69,10 @@ inline unsigned short load_shared16(u32 at) { return shared_at<unsigned short>(a
 inline void store_shared(u32 at, u32 x) { put_shared(at, x); }
 inline void store_shared16(u32 at, unsigned short x) { put_shared(at, x); }
 inline void store_shared8(u32 at, u32 x) { put_shared(at, static_cast<unsigned char>(x)); }
-template <int bytes> void copy_async_part(u32 to, const void* from, u32 valid) {
-  unsigned char part[bytes] = {};
-  std::memcpy(part, from, valid);
-  for (u32 i = 0; i < bytes; ++i) put_shared(to + i, part[i]);
+template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
+  std::array<unsigned char, bytes> piece{};
+  if (valid) std::memcpy(piece.data(), from, bytes);
+  put_shared(to, piece);
 }
 
 // ---- registers
