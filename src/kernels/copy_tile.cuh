@@ -96,32 +96,47 @@ template <SmemTile tile> struct RawRows {
       : shift(static_cast<u32>(reinterpret_cast<u64>(from.first + row * from.row_stride)) % kUnitBytes) {}
 };
 
-// Unit `unit` of a row that begins at `start`.
-inline void copy_unit(u32 to, const char* start, int unit, int row_bytes, bool inside) {
-  const int shift = static_cast<int>(reinterpret_cast<u64>(start) % kUnitBytes);
-  const int valid = inside ? clamp_to(row_bytes + shift - unit * kUnitBytes, 0, kUnitBytes) : 0;
-  copy_async_part(to, start - shift + unit * kUnitBytes, static_cast<u32>(valid));
+// The last unit that a row touches: `valid` bytes of it, even, then zeros. Nothing behind them is read.
+inline void copy_row_end(u32 to, const char* from, int valid) {
+  for (int byte = 0; byte < kUnitBytes; byte += 4) {
+    const u32 word = to + static_cast<u32>(byte);
+    if (valid - byte >= 4)
+      copy_async<4>(word, from + byte, true);
+    else
+      store_shared(word, valid - byte >= 2 ? *reinterpret_cast<const unsigned short*>(from + byte) : 0u);
+  }
 }
 
 template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u32 first, i32 begin, i32 end) {
   using Raw = RawRows<tile>;
+  constexpr int last = tile.row_bytes / kUnitBytes;
   const Raw raw(from);
   const int bytes = from.columns * kElementBytes;
-  const char* start = from.first + (first + raw.row) * from.row_stride;
+  const int whole = (bytes + static_cast<int>(raw.shift)) / kUnitBytes;  // units
+  const char* start = from.first + (first + raw.row) * from.row_stride - raw.shift;
 #pragma unroll
   for (int below = 0; below < tile.rows; below += Raw::step, start += Raw::step * from.row_stride) {
     const int row = raw.row + below;
     if (tile.rows % Raw::step != 0 && row >= tile.rows) break;
+    const bool inside = begin <= row && row < end;
     const u32 at = to + static_cast<u32>(row * Raw::row_bytes);
 #pragma unroll
-    for (int unit = 0; unit < tile.row_bytes / kUnitBytes; unit += Raw::units)
-      copy_unit(at + static_cast<u32>((unit + raw.unit) * kUnitBytes), start, unit + raw.unit, bytes,
-                begin <= row && row < end);
+    for (int unit = raw.unit; unit < last; unit += Raw::units)
+      if (!inside || unit != whole)
+        copy_async<kUnitBytes>(at + static_cast<u32>(unit * kUnitBytes), start + unit * kUnitBytes,
+                               inside && unit < whole);
   }
-  constexpr int last = tile.row_bytes / kUnitBytes;
-  for (int row = static_cast<int>(threadIdx.x); row < tile.rows; row += kThreads)
-    copy_unit(to + static_cast<u32>(row * Raw::row_bytes + last * kUnitBytes),
-              from.first + (first + row) * from.row_stride, last, bytes, begin <= row && row < end);
+  for (int row = static_cast<int>(threadIdx.x); row < tile.rows; row += kThreads) {
+    const char* const row_start = from.first + (first + row) * from.row_stride;
+    const int shift = static_cast<int>(reinterpret_cast<u64>(row_start) % kUnitBytes),
+              unit = (bytes + shift) / kUnitBytes;
+    const bool inside = begin <= row && row < end;
+    const u32 at = to + static_cast<u32>(row * Raw::row_bytes);
+    if (inside)
+      copy_row_end(at + static_cast<u32>(unit * kUnitBytes), row_start - shift + unit * kUnitBytes,
+                   (bytes + shift) % kUnitBytes);
+    if (!inside || unit != last) copy_row_end(at + last * kUnitBytes, row_start, 0);
+  }
 }
 
 template <SmemTile tile> inline void shift_rows(u32 to, u32 from, const GlobalRows& rows) {

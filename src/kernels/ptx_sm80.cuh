@@ -25,10 +25,6 @@ template <int bytes> inline void copy_async(u32 to, const void* from, bool valid
         "l"(from), "r"(static_cast<u32>(valid)), "n"(bytes)
         : "memory");
 }
-// 16 bytes, of which the first `valid` are read; the others become 0. (compute-sanitizer takes it for a read of all 16.)
-inline void copy_async_part(u32 to, const void* from, u32 valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-}
 inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most n groups are in flight.
 template <int n> inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
