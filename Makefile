@@ -9,7 +9,7 @@ VENV_PYTHON := build/venv/bin/python
 CONFIGURE_FLAGS := $(if $(WERROR),-DNARROWS_WARNINGS_AS_ERRORS=ON)
 
 .PHONY: help demo test test-cpp test-python sanitize asan tsan neon mutations fuzz bench microbench format format-check \
-    clean cli nvrtc-12
+    clean cli nvrtc-12 kernels
 
 help:
 	@echo "make demo          build the command and run it on the example of a real model"
@@ -18,6 +18,7 @@ help:
 	@echo "make tsan          the C++ tests in which threads meet, under ThreadSanitizer"
 	@echo "make neon          cross-compile for AArch64 and run tests of its instruction set under qemu"
 	@echo "make mutations     put known defects into the library, one at a time, and expect its tests to fail"
+	@echo "make kernels       compile the planned GPU kernels without a GPU and check their registers; needs NVRTC 13"
 	@echo "make fuzz          replay the fuzzing corpus, then search FUZZ_SECONDS=20 for each target (clang)"
 	@echo "make bench         measure and print the table of benchmarks"
 	@echo "make microbench    measure each tile operation of each instruction set"
@@ -58,6 +59,11 @@ test-python: build/venv/package.stamp
 
 nvrtc-12:
 	scripts/fetch-nvrtc build/nvrtc-12
+
+# Everything is compiled anew: what compiling takes is checked too.
+kernels: cli nvrtc-12
+	@mkdir -p build/results
+	scripts/compile-kernels build/release/narrows --nvrtc-12 build/nvrtc-12 --jobs $(JOBS) --report build/results/kernels.xml
 
 build/venv/requirements.stamp: python/requirements-test.txt
 	@scripts/install-dependencies test

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-REPORTS = ["ctest", "pytest", "sanitize", "tsan", "neon", "neon-cases"]
+REPORTS = ["ctest", "kernels", "pytest", "sanitize", "tsan", "neon", "neon-cases"]
 BUILDS = {"ctest": "release", "sanitize": "asan"}  # whose tests are sharded
 SHARD = re.compile(r"narrows_tests_\d+")
 

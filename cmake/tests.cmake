@@ -96,6 +96,8 @@ if(Python3_FOUND)
   add_test(NAME layers COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers.py" "${PROJECT_SOURCE_DIR}")
   add_test(NAME layers_test COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/layers_test.py")
   add_test(NAME bench_scripts COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/bench_scripts_test.py")
+  add_test(NAME compile_kernels_script
+    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/compile_kernels_test.py")
   add_test(NAME mutations_apply
     COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/mutations/run.py" "${PROJECT_SOURCE_DIR}")
 endif()

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,8 +28,21 @@ struct Ahead {
   std::vector<std::string> architectures;
   std::int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   std::string file;
-  bool json = false;
+  bool plain = false, json = false;
 };
+
+/// The constants of config.cuh: {"kHeadDim": "128", ...}.
+Json constants(const Program& program) {
+  Json values = Json::object();
+  std::istringstream lines(program.config);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string constant, type, name, equals, value;
+    words >> constant >> type >> name >> equals >> value;
+    if (constant == "constexpr") values[name] = value.substr(0, value.find(';'));
+  }
+  return values;
+}
 
 Json as_json(const cuda::Binary& binary) {
   const cuda::Usage& usage = binary.usage;
@@ -88,11 +102,14 @@ std::vector<cuda::PackEntry> fetch_planned(const Ahead& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> architectures =
       options.architectures.empty() ? own_architectures() : options.architectures;
-  std::vector<cuda::PackEntry> entries =
-      fetch(cuda::cache(), planned(architectures), static_cast<int>(options.threads));
+  const std::vector<Wanted> wanted = planned(architectures, options.plain);
+  std::vector<cuda::PackEntry> entries = fetch(cuda::cache(), wanted, static_cast<int>(options.threads));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  for (const cuda::PackEntry& entry : entries)
-    if (options.json) fmt::print("{}\n", as_json(entry.binary).dump());
+  for (std::size_t i = 0; options.json && i < entries.size(); ++i) {
+    Json object = as_json(entries[i].binary);
+    object["constants"] = constants(wanted[i].program);
+    fmt::print("{}\n", object.dump());
+  }
   if (!options.json) fmt::print("{} kernels for {} in {}\n", entries.size(), joined(architectures), duration(seconds));
   return entries;
 }
@@ -122,6 +139,8 @@ void add_ahead_options(CLI::App& command, const std::shared_ptr<Ahead>& options)
              [options](const std::string& option, const std::string& value) {
                options->threads = parse_integer(option, value, 1, 1024);
              });
+  add_flag(command, "--plain", options->plain,
+           {"", "Only kernels without score rules, mask tensors and dropout, one of each dtype and head dims"});
   add_flag(command, "--json", options->json, {"", "One object a kernel on stdout, nothing else there"});
 }
 

@@ -11,10 +11,11 @@
 
 namespace narrows::cli {
 
-std::vector<Wanted> planned(const std::vector<std::string>& architectures) {
+std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain) {
   std::vector<Wanted> wanted;
   for (const std::string& architecture : architectures)
-    for (Program& program : cuda::planned_programs(architecture)) wanted.push_back({std::move(program), architecture});
+    for (Program& program : cuda::planned_programs(architecture, plain))
+      wanted.push_back({std::move(program), architecture});
   return wanted;
 }
 

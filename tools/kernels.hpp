@@ -14,8 +14,8 @@ struct Wanted {
   std::string architecture;
 };
 
-/// The planned set of each architecture. Throws Error on one that Narrows does not plan for.
-std::vector<Wanted> planned(const std::vector<std::string>& architectures);
+/// The planned set of each architecture, or what is plain of it. Throws Error on one that Narrows does not plan for.
+std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain = false);
 /// Of this machine's GPUs, each once. Throws Error (not_implemented) where there is none.
 std::vector<std::string> own_architectures();
 

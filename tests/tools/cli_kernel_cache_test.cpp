@@ -105,6 +105,7 @@ TEST_F(CliKernelCache, plans_for_each_architecture) {
     const std::vector<Wanted> wanted = planned({architecture});
     EXPECT_FALSE(wanted.empty()) << architecture;
     for (const Wanted& one : wanted) EXPECT_EQ(one.architecture, architecture);
+    EXPECT_EQ(planned({architecture}, true).size(), 18U) << "3 dtypes, 6 head dims";
   }
   EXPECT_THROW(planned({"sm_75"}), Error);
 }

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""scripts/compile-kernels with a stand-in for the command, which describes kernels made up here."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compile-kernels"
+CONSTANTS = {"kElement": "Element::bf16", "kHeadDim": "128", "kValueDim": "128", "kCopyBytes": "16", "kNatural": "false",
+             "kSoftcap": "false", "kAlibi": "false", "kBias": "false", "kMask": "false", "kDropout": "false"}  # fmt: skip
+
+
+def kernel(constants=None, **changes):
+    plain = {"function": "forward_sm80", "architecture": "sm_80", "nvrtc": "13.0", "registers": 255, "stack_bytes": 0,
+             "spill_store_bytes": 0, "spill_load_bytes": 0, "shared_bytes": 1280, "image_bytes": 9, "seconds": 0.5}  # fmt: skip
+    return {**plain, **changes, "constants": {**CONSTANTS, **(constants or {})}}
+
+
+class CompileKernels(unittest.TestCase):
+    def run_script(self, kernels, *options, code=0, error=""):
+        """(exit code, what it printed, its report); the command says the same of every set."""
+        with tempfile.TemporaryDirectory() as folder:
+            command, report = Path(folder) / "narrows", Path(folder) / "report.xml"
+            lines = "\n".join(json.dumps(one) for one in kernels)
+            command.write_text(f"#!{sys.executable}\nimport sys\nprint({lines!r})\nprint({error!r}, file=sys.stderr)\nsys.exit({code})\n")
+            command.chmod(0o755)
+            done = subprocess.run([sys.executable, "-B", SCRIPT, command, "--report", report, *options],
+                                  capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout + done.stderr, ElementTree.parse(report).getroot() if report.exists() else None
+
+    def test_good_kernels_pass_and_are_counted(self):
+        code, text, report = self.run_script([kernel(seconds=0.5), kernel(seconds=1.5), kernel(seconds=4)])
+        self.assertEqual(code, 0, text)
+        self.assertIn("6 kernels, 1.50 s median, 4.00 s largest, 255 registers at most", text)  # two sets
+        self.assertIn("16-bit plain: 0 bytes spilled at most", text)
+        self.assertEqual(len(report.findall("testcase")), 7)
+        self.assertEqual(len(report.findall("testcase/skipped")), 1)  # NVRTC 12.9
+        self.assertEqual(report.findall("testcase/failure"), [])
+
+    def test_each_fault_fails(self):
+        for bad, words in (
+            (kernel(spill_store_bytes=4), "sm_80 nvrtc 13.0 bf16 128x128 plain: 4 bytes spilled, at most 0 allowed"),
+            (kernel({"kCopyBytes": "2"}, spill_store_bytes=8), "128x128 plain copies 2: 8 bytes spilled"),
+            (kernel({"kMask": "true", "kBias": "true"}, spill_store_bytes=500), "128x128 bias+mask: 500 bytes spilled"),
+            (kernel({"kElement": "Element::fp32"}, spill_store_bytes=500), "fp32 128x128 plain: 500 bytes spilled"),
+            (kernel(shared_bytes=1544), "1544 bytes of static shared memory, at most 1536 allowed"),
+            (kernel(registers=0), "the compiler's log does not speak of it"),
+        ):
+            code, text, report = self.run_script([kernel(), bad])
+            self.assertEqual(code, 1, text)
+            self.assertIn(words, text)
+            self.assertEqual(len(report.findall("testcase/failure")), 2)
+
+    def test_rules_may_spill_a_little(self):
+        code, text, _ = self.run_script([kernel({"kDropout": "true"}, spill_store_bytes=8)])
+        self.assertEqual(code, 0, text)
+        self.assertIn("16-bit rules: 8 bytes spilled at most", text)
+
+    def test_without_a_compiler_it_passes_only_if_told_to(self):
+        code, text, _ = self.run_script([], code=4, error="narrows: no NVRTC")
+        self.assertEqual(code, 1)
+        self.assertIn("no NVRTC", text)
+        code, text, _ = self.run_script([], "--may-skip", code=4, error="narrows: no NVRTC")
+        self.assertEqual(code, 0)
+        self.assertIn("no NVRTC", text)
+        self.assertEqual(self.run_script([], "--may-skip", code=1, error="narrows: does not compile")[0], 1)
+
+    def test_no_kernels_are_no_pass(self):
+        self.assertEqual(self.run_script([])[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
