@@ -4,7 +4,7 @@ with tests/gpu/record.json.
 
 Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
 cases, all of the CPU's, or gpu, or gpu_cases; `name=value,value` behind it leaves out other rows
-(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). With `--check` nothing is written, and the exit code is 1 where a page
+(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). A page may have parts of both files; those of the other are left alone. With `--check` nothing is written, and the exit code is 1 where a page
 would change.
 """
 
@@ -100,7 +100,11 @@ def bytes_text(count):
 
 
 def rewritten(page, rows):
+    on_gpu = any(row["backend"] == "cuda" for row in rows)
+
     def part(match):
+        if match["kind"] in RATE and match["kind"].startswith("gpu") != on_gpu:
+            return match[0]  # of the other file
         found = list(chosen(rows, match["kind"], match["filters"]))
         if not found:
             raise SystemExit(f"no row for the part: bench {match['kind']}{match['filters']}")

@@ -11,11 +11,23 @@
 
 namespace narrows::cli {
 
+namespace {
+
+/// Without rules, of aligned rows: its constants say so.
+bool is_plain(const Program& program) {
+  const std::string& config = program.config;
+  for (const std::string_view rule : {"kNatural", "kMask", "kDropout"})
+    if (config.find(text(rule, " = true;")) != std::string::npos) return false;
+  return config.find("kCopyBytes = 16;") != std::string::npos;
+}
+
+}  // namespace
+
 std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain) {
   std::vector<Wanted> wanted;
   for (const std::string& architecture : architectures)
-    for (Program& program : cuda::planned_programs(architecture, plain))
-      wanted.push_back({std::move(program), architecture});
+    for (Program& program : cuda::planned_programs(architecture))
+      if (!plain || is_plain(program)) wanted.push_back({std::move(program), architecture});
   return wanted;
 }
 

@@ -43,8 +43,8 @@ Machine machine_of(std::string_view architecture) {
   return machine;
 }
 
-std::vector<Program> planned_programs(std::string_view architecture, bool plain) {
-  return planned_forward_programs(machine_of(architecture), plain);
+std::vector<Program> planned_programs(std::string_view architecture) {
+  return planned_forward_programs(machine_of(architecture));
 }
 
 }  // namespace narrows::cuda

@@ -11,7 +11,7 @@ namespace narrows::cuda {
 
 /// What plans need to know of an architecture ("sm_80", "sm_90a"). Throws Error where it is not one that Narrows plans for.
 Machine machine_of(std::string_view architecture);
-/// Of every family and operation. plain: only the programs without rules, one of each dtype and head dims.
-std::vector<Program> planned_programs(std::string_view architecture, bool plain = false);
+/// Of every family and operation.
+std::vector<Program> planned_programs(std::string_view architecture);
 
 }  // namespace narrows::cuda

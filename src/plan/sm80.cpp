@@ -242,7 +242,7 @@ std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& wo
   return plan;
 }
 
-std::vector<Program> planned_forward_programs(const Machine& machine, bool plain) {
+std::vector<Program> planned_forward_programs(const Machine& machine) {
   constexpr std::array kRules{&ForwardConstants::natural, &ForwardConstants::softcap, &ForwardConstants::alibi,
                               &ForwardConstants::bias,    &ForwardConstants::mask,    &ForwardConstants::dropout};
   constexpr i32 kEachRuleAt = 128;
@@ -257,7 +257,6 @@ std::vector<Program> planned_forward_programs(const Machine& machine, bool plain
         programs.push_back(forward_program(*constants));
       };
       add({});
-      if (plain) continue;
       ForwardConstants all;
       for (bool ForwardConstants::*rule : kRules) all.*rule = true;
       add(all);

@@ -29,8 +29,7 @@ Program forward_program(const ForwardConstants& constants);
 i64 forward_shared_bytes(const ForwardConstants& constants);
 
 /// For every row of the table the plain program and the one with every rule on; for one row of each element each rule alone.
-/// shared_bytes, of a thread block at most, and compute_capability are the device's. plain: of each element and head dim only
-/// the plain program.
-std::vector<Program> planned_forward_programs(const Machine& machine, bool plain = false);
+/// shared_bytes, of a thread block at most, and compute_capability are the device's.
+std::vector<Program> planned_forward_programs(const Machine& machine);
 
 }  // namespace narrows
