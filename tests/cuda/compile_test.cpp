@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
+#include "cuda/library.hpp"
 #include "tests/cuda/small_program.hpp"
+#include "tests/support/sanitizer.hpp"
 
 namespace narrows::cuda {
 namespace {
@@ -175,6 +177,10 @@ TEST(Compile, Nvrtc12CompilesTheSame) {
   const FoundCompiler old = find_compiler({folder, {}, false}, 0);
   if (old.path.empty()) GTEST_SKIP() << old.absence << "; make nvrtc-12 fetches it";
   EXPECT_EQ(old.version.major, 12);
+  if (test::kAddressSanitizer) {
+    std::string reason;
+    EXPECT_TRUE(Library(folder + "/libnvrtc-builtins.so.12.9", reason)) << reason;
+  }
   for (const char* architecture : {"sm_80", "sm_86", "sm_90a"}) {
     const Binary binary = compile(open_compiler(old), small_program(), architecture, kSmallSources);
     EXPECT_FALSE(binary.is_ptx);

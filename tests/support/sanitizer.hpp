@@ -1,4 +1,5 @@
-// ThreadSanitizer knows neither threads that start after a fork nor libgomp's barriers.
+// What sanitizers do not know. ThreadSanitizer: threads that start after a fork, and libgomp's barriers. AddressSanitizer: from
+// which library dlopen is called, so that what a library opens is not looked for in its own folder.
 #pragma once
 
 namespace narrows::test {
@@ -9,6 +10,14 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 #else
 inline constexpr bool kThreadSanitizer = false;
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitizer = true;
+#elif defined(__has_feature)
+inline constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
+#else
+inline constexpr bool kAddressSanitizer = false;
 #endif
 
 }  // namespace narrows::test
