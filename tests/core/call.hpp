@@ -26,6 +26,16 @@ class Ints {
   Dims shape_;
 };
 
+/// The text with which call.make() is refused; empty if it is not.
+template <class Made> std::string refusal_of(const Made& call) {
+  try {
+    call.make();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
 /// Every tensor looks at the same zeroed memory, but for results, which have their own.
 struct TestCall {
   std::vector<double> memory = std::vector<double>(1 << 14), o_memory = memory, lse_memory = memory,
@@ -62,15 +72,7 @@ struct TestCall {
   }
 
   Call make() const { return make_forward(in, out, options); }
-  /// The text of the refusal; empty if there is none.
-  std::string refusal() const {
-    try {
-      make();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
-  }
+  std::string refusal() const { return refusal_of(*this); }
 };
 
 }  // namespace narrows::test

@@ -46,14 +46,7 @@ struct GpuCall {
   }
 
   Call make() const { return make_forward(in, out, options); }
-  std::string refusal() const {
-    try {
-      make();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
-  }
+  std::string refusal() const { return refusal_of(*this); }
 };
 
 TEST(DeviceCall, dense_facts_are_exact) {
