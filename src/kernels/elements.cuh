@@ -2,7 +2,7 @@
 #pragma once
 #include "config.cuh"
 #include "kernels/ptx_sm80.cuh"
-#include "shared/forward_args.h"
+#include "shared/call_args.h"
 
 namespace narrows {
 

@@ -117,7 +117,7 @@ inline void step(const Call& call, i32 tile, const HeadRules& rules, const Dropo
   const Keys& common = call.facts.sights[threadIdx.x / kWarp].common;
   const i32 first = tile * kBlockKeys;
   Scores s;
-  multiply_keys(s, call.tiles, LanePlace().first_row, call.stage(tile));
+  multiply_rows<kQueryTile, kKeyTile>(s, call.tiles, LanePlace().first_row, call.stage(tile));
   if constexpr (kNatural) make_logits(s, block, rules, call.bias(), first);
   if (first < common.begin || common.end < first + kBlockKeys) hide_unseen(s, call.facts.rows, first);
   if constexpr (kMask) hide_masked(s, call.mask());
@@ -127,7 +127,7 @@ inline void step(const Call& call, i32 tile, const HeadRules& rules, const Dropo
   if (!kSkipsRescale || rescales(factor)) scale_rows(o, factor);
   weigh(softmax, s, subtrahend, call.args.units);
   if constexpr (kDropout) drop(s, dropout, block, first);
-  multiply_values(o, s, call.stage(tile) + kKeyTile.bytes());
+  add_product<kValueTile>(o, s, call.stage(tile) + kKeyTile.bytes());
 }
 
 inline void attend(const Call& call, Softmax& softmax, Outputs& o) {

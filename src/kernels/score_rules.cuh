@@ -8,7 +8,7 @@ namespace narrows {
 struct HeadRules {
   ScoreRules<float> scores;
 
-  HeadRules(const ForwardArgs& args, const QueryBlock& block) : scores(args.rules) {
+  HeadRules(const CallArgs& args, const QueryBlock& block) : scores(args.rules) {
     const TensorArg& slopes = args.alibi_slopes;
     if constexpr (kAlibi)
       scores.slope = load_element(slopes.data + block.sequence * slopes.strides[0] + block.head * slopes.strides[1],
@@ -71,7 +71,7 @@ inline void hide_unseen(Scores& s, const Keys* rows, i32 first_key) {
   }
 }
 
-inline DropoutRule dropout_rule(const ForwardArgs& args) {
+inline DropoutRule dropout_rule(const CallArgs& args) {
   DropoutRule rule = args.dropout;
   rule.seed = args.seed.place ? static_cast<u64>(*args.seed.place) : args.seed.value;
   rule.offset = static_cast<u32>(args.offset.place ? static_cast<u64>(*args.offset.place) : args.offset.value);

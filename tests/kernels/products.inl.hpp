@@ -73,7 +73,7 @@ template <class Draw> void expect_products(const Draw& draw, double tolerance) {
   warp.run(
       [&](int lane) {
         const std::size_t own = static_cast<std::size_t>(lane);
-        multiply_keys(scores[own].x, 0, kWarpOfTest * kWarpRows, kKeysAt);
+        multiply_rows<kQueryTile, kKeyTile>(scores[own].x, 0, kWarpOfTest * kWarpRows, kKeysAt);
         Scores weights;
         for (int t = 0; t < kRowTiles; ++t)
           for (int n = 0; n < kKeyTiles; ++n)
@@ -82,7 +82,7 @@ template <class Draw> void expect_products(const Draw& draw, double tolerance) {
         Outputs& o = outputs[own].x;
         for (auto& tiles : o)
           for (auto& tile : tiles) std::fill_n(tile, 4, 0.f);
-        multiply_values(o, weights, kValuesAt);
+        add_product<kValueTile>(o, weights, kValuesAt);
       },
       kWarpOfTest * kWarp);
 

@@ -13,7 +13,7 @@ namespace narrows {
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 96, kBlockQueries = 64, kBlockKeys = 48, kWarps = 2;
 }  // namespace narrows
 
-#include "kernels/products.cuh"
+#include "kernels/forward_tiles.cuh"
 
 namespace narrows {
 #include "tests/kernels/products.inl.hpp"

@@ -13,7 +13,7 @@ namespace narrows {
 [[maybe_unused]] constexpr int kHeadDim = 32, kValueDim = 64, kBlockQueries = 32, kBlockKeys = 16, kWarps = 2;
 }  // namespace narrows
 
-#include "kernels/products.cuh"
+#include "kernels/forward_tiles.cuh"
 
 namespace narrows {
 #include "tests/kernels/products.inl.hpp"

@@ -14,8 +14,8 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kHeaders{"params.h", "mask.h",         "score.h",  "merge.h",
-                              "philox.h", "forward_args.h", "status.h", "tile_order.h"};
+constexpr std::array kHeaders{"params.h",       "mask.h",      "score.h",  "merge.h",     "philox.h",
+                              "forward_args.h", "call_args.h", "status.h", "tile_order.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);

@@ -1,0 +1,115 @@
+// Facts of the sequences of a call: where their rows lie and how many there are. Lengths that break a rule are taken as the
+// nearest that do not: nothing outside the tensors is read.
+#pragma once
+#include "kernels/elements.cuh"
+#include "shared/status.h"
+#include "shared/tile_order.h"
+
+namespace narrows {
+
+struct SequenceFacts {
+  i32 sequence;
+  i32 queries, keys;           // used
+  i32 first_query, first_key;  // in the tensors
+  i64 shift;
+  bool broken;  // a length breaks a rule: the results are NaN
+};
+
+inline i32 at(const IndicesArg& values, i32 index) { return values.data[index * values.stride]; }
+
+// The first breach of a call is kept. `reports`: of the threads that find the same one, this writes it.
+inline bool breaks(const CallArgs& args, bool reports, i32 sequence, const Breach& breach) {
+  if (breach.code == StatusCode::kept) return false;
+  if (reports && args.status != nullptr && atomicCAS(args.status, 0, static_cast<i32>(breach.code)) == 0) {
+    args.status[1] = sequence;
+    args.status[2] = breach.value;
+    args.status[3] = breach.limit;
+  }
+  return true;
+}
+
+// Where sequences begin among a tensor's rows. Not given: every sequence has `rows` of its own.
+struct Bounds {
+  const IndicesArg& starts;
+  i32 rows;
+  StatusCode code;  // of a wrong start
+};
+inline Bounds query_bounds(const CallArgs& args) {
+  return {args.cu_seqlens_q, args.query_rows, StatusCode::cu_seqlens_q_start};
+}
+inline Bounds key_bounds(const CallArgs& args) {
+  return {args.cu_seqlens_k, args.key_rows, StatusCode::cu_seqlens_k_start};
+}
+
+struct Part {
+  i32 sequence, begin, count;  // of its rows
+  bool broken;
+};
+
+// Varlen: finds the sequence of a block by looking at all bounds, and whether these are bounds. Rows behind the last sequence
+// are one more, of number `batch`. With broken bounds every row of the tensor counts as one sequence's.
+inline Part find_sequence(const CallArgs& args, const Bounds& bounds, i32 block, i32 rows_of_block, bool reports) {
+  __shared__ i32 place[3];  // sequence, its first row, and the row behind its last
+  __shared__ bool broken;
+  if (threadIdx.x == 0) broken = false;
+  __syncthreads();
+  for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads) {
+    const bool last = s == args.batch;
+    const i32 begin = at(bounds.starts, s), end = last ? bounds.rows : at(bounds.starts, s + 1);
+    const Breach breach = last ? bounds_breach(bounds.code, 0, begin, end, true)
+                               : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0);
+    if (breaks(args, reports, min_of(s, args.batch - 1), breach))
+      broken = true;
+    else if (first_block(begin, s, rows_of_block) <= block && block < first_block(end, s + 1, rows_of_block)) {
+      place[0] = s;
+      place[1] = begin;
+      place[2] = end;
+    }
+  }
+  __syncthreads();
+  if (broken) return {0, 0, bounds.rows, true};
+  return {place[0], place[1], place[2] - place[1], false};
+}
+
+// The rows of sequence s.
+inline Part part_of(const CallArgs& args, const Bounds& bounds, i32 s, bool reports) {
+  if (bounds.starts.data == nullptr) return {s, 0, bounds.rows, false};
+  const i32 begin = at(bounds.starts, s), end = at(bounds.starts, s + 1);
+  const bool broken = breaks(args, reports, s, bounds_breach(bounds.code, begin, end, bounds.rows, s == 0));
+  const i32 first = clamp_to(begin, 0, bounds.rows);
+  return {s, first, clamp_to(end, first, bounds.rows) - first, broken};
+}
+
+// How many of them are used, of which bias and mask must have `reach`.
+inline i32 used_rows(const CallArgs& args, const IndicesArg& used, StatusCode code, StatusCode reach_code, i32 reach,
+                     const Part& part, bool reports, bool& broken) {
+  i32 count = part.count;
+  if (used.data) {
+    const i32 given = at(used, part.sequence);
+    broken |= breaks(args, reports, part.sequence, used_breach(code, given, count));
+    count = clamp_to(given, 0, count);
+  }
+  broken |= breaks(args, reports, part.sequence, reach_breach(reach_code, count, reach));
+  return count;
+}
+
+// Everything about the sequence that these are the query rows and the keys of.
+inline SequenceFacts facts_of(const CallArgs& args, const Part& queries, const Part& keys, bool reports) {
+  SequenceFacts facts{};
+  facts.sequence = queries.sequence;
+  facts.first_query = queries.begin;
+  facts.first_key = keys.begin;
+  facts.broken = queries.broken || keys.broken;
+  facts.queries = used_rows(args, args.seqused_q, StatusCode::seqused_q, StatusCode::score_rows, args.score_rows,
+                            queries, reports, facts.broken);
+  facts.keys = used_rows(args, args.seqused_k, StatusCode::seqused_k, StatusCode::score_keys, args.score_keys, keys,
+                         reports, facts.broken);
+  facts.shift = i64{facts.keys} - facts.queries;
+  if (args.top_left) facts.shift = 0;
+  if (args.shift.data) facts.shift = at(args.shift, facts.sequence);
+  if (args.offset.place)
+    facts.broken |= breaks(args, reports, facts.sequence, offset_breach(static_cast<u64>(*args.offset.place)));
+  return facts;
+}
+
+}  // namespace narrows
