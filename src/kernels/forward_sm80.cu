@@ -132,7 +132,7 @@ inline void step(const Call& call, i32 tile, const HeadRules& rules, const Dropo
 
 inline void attend(const Call& call, Softmax& softmax, Outputs& o) {
   const Facts& facts = call.facts;
-  const HeadRules rules(call.args, facts.block);
+  const HeadRules rules(call.args, facts.block.sequence, facts.block.head);
   const DropoutRule dropout = kDropout ? dropout_rule(call.args) : DropoutRule{};
   const Keys& seen = facts.sights[threadIdx.x / kWarp].hull;
   i32 tile = facts.hull.begin / kBlockKeys;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   using namespace narrows;
   extern __shared__ __align__(128) char tiles[];
   __shared__ Facts facts;
-  const QueryBlock block = find_block(args, blockIdx.x);
+  const QueryBlock block = find_query_block(args, args.blocks, args.section, blockIdx.x);
   if (block.rows == 0) return;
   const Call call{args, facts, shared_address(tiles)};
   load_queries(call, block);

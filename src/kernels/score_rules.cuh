@@ -1,20 +1,9 @@
 // From dot products to logits, in the accumulators of a warp: the score rules, hidden keys, dropout.
 #pragma once
+#include "kernels/head_rules.cuh"
 #include "kernels/score_tile.cuh"
 
 namespace narrows {
-
-// What the call adds to one head's scores.
-struct HeadRules {
-  ScoreRules<float> scores;
-
-  HeadRules(const CallArgs& args, const QueryBlock& block) : scores(args.rules) {
-    const TensorArg& slopes = args.alibi_slopes;
-    if constexpr (kAlibi)
-      scores.slope = load_element(slopes.data + block.sequence * slopes.strides[0] + block.head * slopes.strides[1],
-                                  slopes.element);
-  }
-};
 
 // bias: the tile's, in shared memory.
 inline void make_logits(Scores& s, const QueryBlock& block, const HeadRules& rules, u32 bias, i32 first_key) {
@@ -69,13 +58,6 @@ inline void hide_unseen(Scores& s, const Keys* rows, i32 first_key) {
       for (int e = 0; e < 2; ++e)
         if (before + static_cast<u32>(place.column(j, e)) >= count) s[r / 2][j][r % 2 * 2 + e] = kHidden;
   }
-}
-
-inline DropoutRule dropout_rule(const CallArgs& args) {
-  DropoutRule rule = args.dropout;
-  rule.seed = args.seed.place ? static_cast<u64>(*args.seed.place) : args.seed.value;
-  rule.offset = static_cast<u32>(args.offset.place ? static_cast<u64>(*args.offset.place) : args.offset.value);
-  return rule;
 }
 
 // Drops weights. A Philox block decides on 8 keys of a row, which a quad holds: each of its lanes draws a quarter of the blocks.

@@ -112,4 +112,49 @@ inline SequenceFacts facts_of(const CallArgs& args, const Part& queries, const P
   return facts;
 }
 
+// Keys as 32-bit numbers.
+struct Keys {
+  i32 begin, end;
+};
+
+// What row i of the sequence sees; i is a row that exists.
+inline Keys seen_keys(const CallArgs& args, const SequenceFacts& facts, i32 i) {
+  const Range range = visible_keys(args.visibility, i + facts.shift, facts.keys);
+  return {static_cast<i32>(range.begin), static_cast<i32>(range.end)};
+}
+
+// Query rows of one head that a thread block computes.
+struct QueryBlock : SequenceFacts {
+  i32 head;
+  i32 first_row;  // within the sequence
+  i32 rows;       // of them, that the tensors have; results are written for these
+};
+
+// blocks: of the query rows of a pair; section: pairs worked on together (tile_order.h).
+inline QueryBlock find_query_block(const CallArgs& args, i32 blocks, i32 section, u32 index) {
+  const bool varlen = args.cu_seqlens_q.data != nullptr;
+  const u32 pairs = static_cast<u32>(varlen ? args.heads : args.batch * args.heads);
+  const TileNumber tile = tile_number(index, static_cast<u32>(blocks), pairs, static_cast<u32>(section));
+  const i32 head = varlen ? tile.pair : tile.pair % args.heads;
+  Part queries{tile.pair / args.heads, 0, args.query_rows, false};
+  i32 first_row = tile.block * kBlockQueries;
+  if (varlen) {
+    queries = find_sequence(args, query_bounds(args), tile.block, kBlockQueries, head == 0 && tile.block == 0);
+    first_row -= static_cast<i32>(first_block(queries.begin, queries.sequence, kBlockQueries)) * kBlockQueries;
+  }
+  QueryBlock block{};
+  block.sequence = queries.sequence;
+  block.first_query = queries.begin;
+  block.broken = queries.broken;
+  if (queries.sequence < args.batch && !queries.broken) {
+    const bool reports = head == 0 && first_row == 0 && threadIdx.x == 0;
+    const Part keys = part_of(args, key_bounds(args), queries.sequence, reports);
+    static_cast<SequenceFacts&>(block) = facts_of(args, queries, keys, reports);
+  }
+  block.head = head;
+  block.first_row = first_row;
+  block.rows = clamp_to(queries.count - first_row, 0, kBlockQueries);
+  return block;
+}
+
 }  // namespace narrows
