@@ -196,4 +196,25 @@ template <SmemTile tile> inline void store_rows(u32 from, int first, int count, 
   }
 }
 
+// The same where nothing is known of `to`: whole units if they are aligned there.
+template <SmemTile tile> inline void store_any_rows(u32 from, int first, int count, const GlobalRows& to) {
+  constexpr int units = tile.row_bytes / kUnitBytes;
+  const int bytes = to.columns * kElementBytes, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool aligned = to.column_stride == kElementBytes &&
+                       (reinterpret_cast<u64>(to.first) | static_cast<u64>(to.row_stride)) % kUnitBytes == 0;
+  for (int index = lane; index < count * units; index += kWarp) {
+    const int row = index / units, unit = index % units, at = unit * kUnitBytes;
+    char* const start = to.first + row * to.row_stride;
+    const u32 source = from + tile.offset(first + row, unit);
+    if (aligned && bytes - at >= kUnitBytes) {
+      u32 words[4];
+      load_shared128(source, words[0], words[1], words[2], words[3]);
+      *reinterpret_cast<uint4*>(start + at) = uint4{words[0], words[1], words[2], words[3]};
+    } else {
+      for (int byte = 0; byte < min_of(bytes - at, kUnitBytes); byte += kElementBytes)
+        store_element(start + (at + byte) / kElementBytes * to.column_stride, source + static_cast<u32>(byte));
+    }
+  }
+}
+
 }  // namespace narrows

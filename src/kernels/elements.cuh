@@ -18,6 +18,16 @@ inline float load_element(const char* at, Element element) {
   }
 }
 
+// a.b of what a register holds: two 16-bit elements, or one of fp32.
+inline float dot_of_word(u32 a, u32 b) {
+  if constexpr (kElement == Element::fp32) return as_float(a) * as_float(b);
+  if constexpr (kElement == Element::fp16) {
+    const auto half = [](u32 x) { return widen_fp16(static_cast<unsigned short>(x)); };
+    return half(a) * half(b) + half(a >> 16) * half(b >> 16);
+  }
+  return as_float(a << 16) * as_float(b << 16) + as_float(a & 0xffff0000u) * as_float(b & 0xffff0000u);
+}
+
 // Two 16-bit elements in one register, the first in its low half.
 inline u32 pack(float first, float second) {
   return kElement == Element::fp16 ? pack_fp16(first, second) : pack_bf16(first, second);

@@ -133,4 +133,120 @@ inline void add_product(float (&o)[R][C][4], const float (&p)[R][K][4], u32 b) {
     add_product16<right>(o, p, b);
 }
 
+// A warp's part of a tile's columns: whole chunks of them or, where warps outnumber chunks, an equal piece of one.
+template <SmemTile tile, int warps> struct ColumnPart {
+  static constexpr int chunks = tile.row_bytes / tile.chunk_bytes(), pieces = max_of(warps / chunks, 1);  // of a chunk
+  static constexpr int bytes = pieces > 1 ? tile.chunk_bytes() / pieces : ceil_div(chunks, warps) * tile.chunk_bytes();
+  static constexpr int columns = bytes / kElementBytes, tiles = columns / 8;
+  static_assert((pieces & (pieces - 1)) == 0 && bytes >= 32);
+
+  int first;  // byte of a row
+
+  explicit ColumnPart(int warp) : first(warp * bytes) {}
+  bool exists() const { return first < tile.row_bytes; }
+  // Of the chunk that it begins in.
+  u32 start(u32 base) const {
+    return base + static_cast<u32>(first / tile.chunk_bytes() * tile.rows * tile.chunk_bytes());
+  }
+  int unit() const { return first % tile.chunk_bytes() / kUnitBytes; }
+};
+
+// o += a^T b over all rows of both tiles: R * 16 columns of `left` from unit `left_unit` of its first chunk on, C * 8 columns of
+// `right` from `right_unit` on.
+template <SmemTile left, SmemTile right, int R, int C>
+inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int right_unit) {
+  static_assert(left.rows == right.rows);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if constexpr (kElement == Element::fp32) {
+    const u32 within = static_cast<u32>(lane / 4 % 4 * 4);
+    const int row = lane % 4 * 2, unit = lane / 16;
+    const UnitAddress<left> a_even(a + within, row, left_unit + unit), a_odd(a + within, row + 1, left_unit + unit);
+    const UnitAddress<right> b_even(b + within, row, right_unit + unit), b_odd(b + within, row + 1, right_unit + unit);
+#pragma unroll 2
+    for (int step = 0; step < left.rows; step += 8) {
+      u32 rows[R][4];
+#pragma unroll
+      for (int t = 0; t < R; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          rows[t][h] = load_shared(a_even.at(4 * t + 2 * h, step));
+          rows[t][h + 2] = load_shared(a_odd.at(4 * t + 2 * h, step));
+        }
+#pragma unroll
+      for (int n = 0; n < C; ++n) {
+        const Halves<2> columns({load_shared(b_even.at(2 * n, step)), load_shared(b_odd.at(2 * n, step))});
+#pragma unroll
+        for (int t = 0; t < R; ++t) mma32(o[t][n], Halves<4>(rows[t]), columns);
+      }
+    }
+  } else {
+    const UnitAddress<left> from_a(a, lane / 16 * 8 + lane % 8, left_unit + lane / 8 % 2);
+    const UnitAddress<right> from_b(b, lane % 16, right_unit + lane / 16);
+#pragma unroll
+    for (int step = 0; step < left.rows; step += 16) {
+      u32 rows[R][4];
+#pragma unroll
+      for (int t = 0; t < R; ++t) load_matrices_transposed(from_a.at(2 * t, step), rows[t]);
+#pragma unroll
+      for (int pair = 0; pair < C / 2; ++pair) {
+        u32 columns[4];
+        load_matrices_transposed(from_b.at(2 * pair, step), columns);
+#pragma unroll
+        for (int t = 0; t < R; ++t)
+#pragma unroll
+          for (int n = 0; n < 2; ++n) mma16(o[t][2 * pair + n], rows[t], columns[2 * n], columns[2 * n + 1]);
+      }
+    }
+  }
+}
+
+// o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it from its first chunk.
+// Elements of a row of `left` beyond the rows of `right` are not read.
+template <SmemTile left, SmemTile right, int R, int C>
+inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if constexpr (kElement == Element::fp32) {
+    const u32 pair = a + static_cast<u32>(lane % 2 * 8), within = b + static_cast<u32>(lane / 4 % 4 * 4);
+    const UnitAddress<left> from_a(pair, left_row + lane / 4, lane % 4 / 2);
+    const UnitAddress<right> even(within, lane % 4 * 2, lane / 16), odd(within, lane % 4 * 2 + 1, lane / 16);
+#pragma unroll 2
+    for (int step = 0; step < right.rows / 8; ++step) {
+      u32 rows[R][4];
+#pragma unroll
+      for (int t = 0; t < R; ++t)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 both[2];
+          load_shared64(from_a.at(2 * step, 16 * t + 8 * h), both);
+          rows[t][h] = both[0];
+          rows[t][h + 2] = both[1];
+        }
+#pragma unroll
+      for (int n = 0; n < C; ++n) {
+        const Halves<2> columns({load_shared(even.at(2 * n, 8 * step)), load_shared(odd.at(2 * n, 8 * step))});
+#pragma unroll
+        for (int t = 0; t < R; ++t) mma32(o[t][n], Halves<4>(rows[t]), columns);
+      }
+    }
+  } else {
+    const UnitAddress<left> from_a(a, left_row + lane % 16, lane / 16);
+    const UnitAddress<right> from_b(b, lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < right.rows / 16; ++step) {
+      u32 rows[R][4];
+#pragma unroll
+      for (int t = 0; t < R; ++t) load_matrices(from_a.at(2 * step, 16 * t), rows[t]);
+#pragma unroll
+      for (int pair = 0; pair < C / 2; ++pair) {
+        u32 columns[4];
+        load_matrices_transposed(from_b.at(2 * pair, 16 * step), columns);
+#pragma unroll
+        for (int t = 0; t < R; ++t)
+#pragma unroll
+          for (int n = 0; n < 2; ++n) mma16(o[t][2 * pair + n], rows[t], columns[2 * n], columns[2 * n + 1]);
+      }
+    }
+  }
+}
+
 }  // namespace narrows

@@ -56,6 +56,9 @@ inline void store_shared8(u32 at, u32 x) { asm volatile("st.shared.u8 [%0], %1;"
 inline void load_shared64(u32 at, u32 (&x)[2]) {
   asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
 }
+inline void store_shared64(u32 at, u32 a, u32 b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
 inline void store_shared128(u32 at, const u32 (&x)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
@@ -67,6 +70,25 @@ inline unsigned short load_shared16(u32 at) {
   unsigned short x;
   asm volatile("ld.shared.b16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
   return x;
+}
+
+// ---- sums in global memory, by the memory itself
+inline void add_global(float* at, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(at), "f"(x) : "memory");
+}
+// Four neighbours, aligned; from sm_90 on.
+inline void add_global4(float* at, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+// What was written before it by whoever released the number is seen by what follows.
+inline u32 load_acquire(const u32* at) {
+  u32 x;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
+inline void store_release(u32* at, u32 x) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
 
 // ---- matrix products: d (16x8, fp32) += a (16xk) b (kx8)
@@ -107,6 +129,12 @@ inline float tanh_approx(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+// The lesser; NaN if one is.
+inline float min_or_nan(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
 }
 inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }

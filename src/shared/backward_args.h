@@ -15,20 +15,22 @@ struct RowFacts {
 
 struct BackwardArgs : CallArgs {
   TensorArg q, k, v, o, dout;
-  TensorArg lse, dlse;          // (b, h, s); dlse null: none
-  TensorArg dq, dk, dv;         // null: not wanted
-  TensorArg dbias;              // (b, h, sq, sk), stride 0 where it is broadcast; null: not wanted
-  TensorArg dslopes;            // (b, h), stride 0 where one slope is for all sequences; null: not wanted
-  TensorArg dsinks;             // strides[0] is the head's; null: not wanted
-  i32 bias_sizes[4] = {};       // of dbias, 1 where it is broadcast
-  i32 query_blocks = 0;         // of the rows of a head, at most: dense of a sequence, varlen of all
-  i32 key_blocks = 0;           // the same of keys
-  i32 section = 1;              // (sequence, kv head) pairs worked on together
-  RowFacts* rows = nullptr;     // scratch, [pair of queries][query block][row]
-  float* query_sums = nullptr;  // dQ / scale, [pair][query block][row, head dim] in the order of accumulators
-  float* slope_sums = nullptr;  // [query head][key block of all sequences]
-  float* sink_sums = nullptr;   // [query head][query block of all sequences]
-  u32* turns = nullptr;         // deterministic: [pair][query block] whose turn it is, then the number of begun blocks
+  TensorArg lse, dlse;               // (b, h, s); dlse null: none
+  TensorArg dq, dk, dv;              // null: not wanted
+  TensorArg dbias;                   // (b, h, sq, sk), stride 0 where it is broadcast; null: not wanted
+  TensorArg dslopes;                 // (b, h), stride 0 where one slope is for all sequences; null: not wanted
+  bool slopes_of_sequences = false;  // dslopes has one for each sequence
+  TensorArg dsinks;                  // strides[0] is the head's; null: not wanted
+  i32 bias_sizes[4] = {};            // of dbias, 1 where it is broadcast
+  i32 query_blocks = 0;              // of the rows of a head, at most: dense of a sequence, varlen of all
+  i32 key_blocks = 0;                // the same of keys
+  i32 section = 1;                   // (sequence, kv head) pairs worked on together
+  RowFacts* rows = nullptr;          // scratch, [pair of queries][query block][row]
+  float* query_sums = nullptr;       // dQ / scale, [pair][query block][row, head dim] in the order of accumulators
+  float* slope_sums = nullptr;       // [query head][key block of all sequences]
+  float* sink_sums = nullptr;        // [query head][query block of all sequences]
+  u32* turns = nullptr;  // deterministic: [pair][query block][warp] how many key blocks have added their part
+  u32* begun = nullptr;  // the same: number of thread blocks that have begun
 };
 
 // A block of a head's rows, of blocks counted over all pairs. Varlen: pairs are heads, and blocks those of all sequences

@@ -14,8 +14,8 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kHeaders{"params.h",       "mask.h",      "score.h",  "merge.h",     "philox.h",
-                              "forward_args.h", "call_args.h", "status.h", "tile_order.h"};
+constexpr std::array kHeaders{"params.h",       "mask.h",      "score.h",         "merge.h",  "philox.h",
+                              "forward_args.h", "call_args.h", "backward_args.h", "status.h", "tile_order.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -141,6 +141,7 @@ class Nvrtc {
 };
 
 constexpr const char* kProbe = R"(
+#include "shared/backward_args.h"
 #include "shared/forward_args.h"
 #include "shared/merge.h"
 #include "shared/status.h"

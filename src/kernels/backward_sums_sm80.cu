@@ -1,0 +1,62 @@
+// dslopes and dsinks: each is a sum of what thread blocks have left in scratch, made in one order.
+//
+// A thread block makes one number of each. Block x: sequence x / heads where a gradient is a sequence's own, head x % heads.
+#include "kernels/sequences.cuh"
+#include "shared/backward_args.h"
+
+namespace narrows {
+
+// Of values [begin, end).
+inline float ordered_sum(const float* values, i64 begin, i64 end) {
+  __shared__ float parts[kThreads];
+  float part = 0.f;
+  for (i64 i = begin + threadIdx.x; i < end; i += kThreads) part += values[i];
+  __syncthreads();
+  parts[threadIdx.x] = part;
+  __syncthreads();
+  float sum = 0.f;
+  if (threadIdx.x == 0)
+    for (float one : parts) sum += one;
+  return sum;
+}
+
+inline void store_element(char* at, Element element, float x) {
+  switch (element) {
+    case Element::fp16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_fp16(x, 0.f)); break;
+    case Element::bf16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_bf16(x, 0.f)); break;
+    case Element::fp64: *reinterpret_cast<double*>(at) = x; break;
+    default: *reinterpret_cast<float*>(at) = x;
+  }
+}
+
+inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head, bool of_sequence) {
+  const bool varlen = args.cu_seqlens_k.data != nullptr;
+  const i64 blocks = varlen ? args.key_blocks : i64{args.batch} * args.key_blocks;
+  i64 begin = 0, end = blocks;
+  if (of_sequence && !varlen) {
+    begin = i64{sequence} * args.key_blocks;
+    end = begin + args.key_blocks;
+  } else if (of_sequence) {
+    const i32 first = clamp_to(at(args.cu_seqlens_k, sequence), 0, args.key_rows);
+    const i32 last = clamp_to(at(args.cu_seqlens_k, sequence + 1), first, args.key_rows);
+    begin = first_block(first, sequence, kBlockKeys);
+    end = first_block(last, sequence + 1, kBlockKeys);
+  }
+  const float sum = ordered_sum(args.slope_sums + head * blocks, begin, end);
+  if (threadIdx.x == 0)
+    store_element(args.dslopes.data + sequence * args.dslopes.strides[0] + head * args.dslopes.strides[1],
+                  args.dslopes.element, sum);
+}
+
+}  // namespace narrows
+
+extern "C" __global__ void __launch_bounds__(narrows::kThreads)
+    backward_sums_sm80(const __grid_constant__ narrows::BackwardArgs args) {
+  using namespace narrows;
+  const i32 head = static_cast<i32>(blockIdx.x) % args.heads, sequence = static_cast<i32>(blockIdx.x) / args.heads;
+  if (args.dslopes.data && args.slope_sums) make_slope(args, sequence, head, args.slopes_of_sequences);
+  if (args.dsinks.data == nullptr || sequence > 0) return;
+  const i64 blocks = args.cu_seqlens_q.data ? args.query_blocks : i64{args.batch} * args.query_blocks;
+  const float sum = ordered_sum(args.sink_sums + head * blocks, 0, blocks);
+  if (threadIdx.x == 0) store_element(args.dsinks.data + head * args.dsinks.strides[0], args.dsinks.element, sum);
+}

@@ -1,0 +1,71 @@
+// Facts of the keys whose dK and dV a thread block computes, and of the blocks of query rows that see them.
+#pragma once
+#include "kernels/backward_tiles.cuh"
+
+namespace narrows {
+
+struct KeyBlock : SequenceFacts {
+  i32 kv_head;
+  i32 first;                 // key, within the sequence
+  i32 rows;                  // of them, that the tensors have; results are written for these
+  i32 begin_tile, end_tile;  // blocks of query rows that may see them
+  i32 number;                // of the block, of all sequences
+};
+
+inline i32 query_tiles(const SequenceFacts& facts) { return ceil_div(facts.queries, kBlockQueries); }
+
+// Keys [first, first + kBlockKeys) that exist.
+inline Range keys_of(const KeyBlock& block) { return {block.first, min_of(block.first + kBlockKeys, block.keys)}; }
+
+// The first block of keys that block `tile` of query rows sees.
+inline i32 first_key_block(const CallArgs& args, const SequenceFacts& facts, i32 tile) {
+  const i32 row = tile * kBlockQueries;
+  const Range rows{row, min_of(row + kBlockQueries, facts.queries)};
+  return static_cast<i32>(key_range(args.visibility, rows, facts.shift, facts.keys).begin) / kBlockKeys;
+}
+
+// The keys' own sequence. With broken bounds no row can be told whose it is: all results are NaN.
+inline Part find_keys(const BackwardArgs& args, i32 block, i32 dense_sequence) {
+  if (!is_varlen(args.cu_seqlens_k)) return {dense_sequence, 0, args.key_rows, false};
+  return find_sequence(args, key_bounds(args), block, kBlockKeys, false);
+}
+
+inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
+  const bool varlen = is_varlen(args.cu_seqlens_k);
+  const i32 kv_heads = args.heads / args.group;
+  const u32 pairs = static_cast<u32>(varlen ? kv_heads : args.batch * kv_heads);
+  const TileNumber tile = tile_number(index, static_cast<u32>(args.key_blocks), pairs, static_cast<u32>(args.section));
+  const i32 number = args.key_blocks - 1 - tile.block;  // with a causal mask the first keys are seen most
+  Part keys = find_keys(args, number, tile.pair / kv_heads);
+  if (is_varlen(args.cu_seqlens_q)) {
+    __syncthreads();
+    keys.broken |= find_sequence(args, query_bounds(args), -1, kBlockQueries, false).broken;
+  }
+  KeyBlock block{};
+  block.sequence = keys.sequence;
+  block.first_key = keys.begin;
+  block.broken = keys.broken;
+  if (keys.sequence < args.batch && !keys.broken)
+    static_cast<SequenceFacts&>(block) =
+        facts_of(args, part_of(args, query_bounds(args), keys.sequence, false), keys, false);
+  block.kv_head = varlen ? tile.pair : tile.pair % kv_heads;
+  block.first = number * kBlockKeys;
+  if (varlen) block.first -= static_cast<i32>(first_block(keys.begin, keys.sequence, kBlockKeys)) * kBlockKeys;
+  block.number = varlen ? number : keys.sequence * args.key_blocks + number;
+  block.rows = clamp_to(keys.count - block.first, 0, kBlockKeys);
+  if (!block.broken && block.first < block.keys) {
+    const Range rows = query_range(args.visibility, keys_of(block), block.queries, block.shift);
+    block.begin_tile = static_cast<i32>(rows.begin / kBlockQueries);
+    block.end_tile = static_cast<i32>(ceil_div<i64>(rows.end, kBlockQueries));
+  }
+  return block;
+}
+
+// Where block `tile` of the sequence's query rows lies among those of all, for head `head`.
+inline i64 query_block_number(const BackwardArgs& args, const SequenceFacts& facts, i32 head, i32 tile) {
+  return block_place(is_varlen(args.cu_seqlens_q), facts.sequence, head, args.heads, facts.first_query, tile,
+                     kBlockQueries)
+      .number(args.query_blocks);
+}
+
+}  // namespace narrows
