@@ -87,7 +87,8 @@ std::string json_of(const std::string& call, const Explanation& explanation) {
                     {"three_kernel_intensity", explanation.three_kernel_intensity},
                     {"predicted_seconds", explanation.predicted_seconds},
                     {"three_kernel_seconds", explanation.three_kernel_seconds},
-                    {"limited_by", explanation.limited_by}};
+                    {"limited_by", explanation.limited_by},
+                    {"fused_l2_bytes", explanation.fused_l2_bytes}};
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -224,6 +224,8 @@ typedef struct narrows_explanation {
   double three_kernel_intensity;
   double predicted_seconds;
   double three_kernel_seconds;
+  int64_t
+      fused_l2_bytes; /* forward on a GPU, between L2 and multiprocessors: k, v once a block of query rows; else 0 */
 } narrows_explanation;
 
 /* Structs with every field at its default; start from these. */

@@ -271,6 +271,8 @@ struct Explanation {
   double predicted_seconds = 0;
   double three_kernel_seconds = 0;
   std::string limited_by;  // "compute" or "memory"
+  std::int64_t fused_l2_bytes =
+      0;  // forward on a GPU, between L2 and multiprocessors: k, v once a block of query rows; else 0
   NARROWS_API std::string text() const;
 };
 NARROWS_API Explanation explain(const Inputs& in, const Options& options = {});

@@ -191,6 +191,7 @@ void bind_explanation(nb::module_& module) {
       .def_ro("predicted_seconds", &Explanation::predicted_seconds)
       .def_ro("three_kernel_seconds", &Explanation::three_kernel_seconds)
       .def_ro("limited_by", &Explanation::limited_by)
+      .def_ro("fused_l2_bytes", &Explanation::fused_l2_bytes)
       .def("__str__", &Explanation::text);
 }
 

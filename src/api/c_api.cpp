@@ -61,6 +61,7 @@ narrows_explanation explanation_from(const Explanation& source) {
   target.three_kernel_intensity = source.three_kernel_intensity;
   target.predicted_seconds = source.predicted_seconds;
   target.three_kernel_seconds = source.three_kernel_seconds;
+  target.fused_l2_bytes = source.fused_l2_bytes;
   store_strings(target, source);
   return target;
 }

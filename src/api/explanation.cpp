@@ -4,6 +4,7 @@
 #include "cpu/machine.hpp"
 #include "cpu/peak.hpp"
 #include "plan/plan.hpp"
+#include "plan/traffic.hpp"
 
 #include <narrows/narrows.hpp>
 
@@ -65,6 +66,7 @@ Explanation explained(const Call& call, std::string_view family) {
       .predicted_seconds = choice.plan.prediction.seconds,
       .three_kernel_seconds = three_kernel.seconds,
       .limited_by = std::string(choice.plan.prediction.limited_by),
+      .fused_l2_bytes = l2_bytes(call, choice.plan),
   };
 }
 
@@ -75,6 +77,7 @@ std::string Explanation::text() const {
   std::string lines = problem + "\n" + row("", "fused", "three kernels");
   lines += row("memory moved", scaled(static_cast<double>(fused_bytes), "B"),
                scaled(static_cast<double>(three_kernel_bytes), "B"));
+  if (fused_l2_bytes > 0) lines += row("through L2", scaled(static_cast<double>(fused_l2_bytes), "B"), "-");
   lines += row("extra memory", scaled(static_cast<double>(fused_memory), "B"),
                scaled(static_cast<double>(three_kernel_memory), "B"));
   lines += row("intensity", scaled(fused_intensity, "FLOP/B"), scaled(three_kernel_intensity, "FLOP/B"));

@@ -155,7 +155,7 @@ static_assert(offsetof(narrows_options, family) == 2728);
 static_assert(offsetof(narrows_options, stream) == 2736);
 
 static_assert(std::is_standard_layout_v<narrows_explanation> && std::is_trivially_copyable_v<narrows_explanation>);
-static_assert(sizeof(narrows_explanation) == 144);
+static_assert(sizeof(narrows_explanation) == 152);
 static_assert(offsetof(narrows_explanation, struct_size) == 0);
 static_assert(offsetof(narrows_explanation, memory) == 8);
 static_assert(offsetof(narrows_explanation, problem) == 16);
@@ -174,5 +174,6 @@ static_assert(offsetof(narrows_explanation, fused_intensity) == 112);
 static_assert(offsetof(narrows_explanation, three_kernel_intensity) == 120);
 static_assert(offsetof(narrows_explanation, predicted_seconds) == 128);
 static_assert(offsetof(narrows_explanation, three_kernel_seconds) == 136);
+static_assert(offsetof(narrows_explanation, fused_l2_bytes) == 144);
 
 }  // namespace

@@ -26,6 +26,7 @@ TEST(CliExplain, counts_from_shapes) {
   EXPECT_EQ(dense["three_kernel_memory"], 2 * 2 * 16 * 4);  // S and P
   EXPECT_EQ(dense["three_kernel_bytes"], 4 * (4 * 2 * 4 * 8) + 4 * 2 * 16 * 4);
   EXPECT_EQ(dense["family"], "cpu");
+  EXPECT_EQ(dense["fused_l2_bytes"], 0);  // a GPU's
   EXPECT_GT(dense["predicted_seconds"].get<double>(), 0);
   EXPECT_GT(dense["three_kernel_seconds"].get<double>(), 0);
   EXPECT_THAT((std::vector<std::string>{"compute", "memory"}),
