@@ -100,7 +100,7 @@ class Gpu:
 
     def view(self, t):
         names = {self.torch.bfloat16: "bf16", self.torch.float16: "fp16", self.torch.float32: "fp32",
-                 self.torch.int32: "int32", self.torch.bool: "boolean"}  # fmt: skip
+                 self.torch.int32: "int32", self.torch.bool: "boolean", self.torch.uint8: "uint8"}  # fmt: skip
         return self.narrows.tensor(t.data_ptr(), names[t.dtype], tuple(t.shape), t.stride(), t.device.index or 0)
 
 

@@ -71,8 +71,37 @@ class Library:
             self.struct("narrows_outputs", **outputs),
             self.struct("narrows_options", **options),
         )
+        return self._call("narrows_forward", *structs_)
+
+    def backward(self, inputs, gradients, options):
+        """As forward; fields of narrows_backward_inputs and narrows_gradients."""
+        structs_ = (
+            self.struct("narrows_backward_inputs", **inputs),
+            self.struct("narrows_gradients", **gradients),
+            self.struct("narrows_options", **options),
+        )
+        return self._call("narrows_backward", *structs_)
+
+    def workspace_size(self, inputs, options, backward=False):
+        """Bytes of scratch that the call needs."""
+        size = ctypes.c_int64()
+        name = "narrows_backward_workspace_size" if backward else "narrows_workspace_size"
+        self._call(name, self.struct("narrows_inputs", **inputs), self.struct("narrows_options", **options), size)()
+        return size.value
+
+    def explain(self, inputs, options):
+        """The numbers of narrows_explanation, and `family`, by their names."""
+        found = self.struct("narrows_explanation")
+        self._call("narrows_explain", self.struct("narrows_inputs", **inputs), self.struct("narrows_options", **options), found)()
+        numbers = {name: getattr(found, name) for name, _ in found._fields_ if isinstance(getattr(found, name), (int, float))}
+        numbers["family"] = found.family.decode()
+        self.library.narrows_free(ctypes.c_void_p(numbers.pop("memory")))
+        del numbers["struct_size"]
+        return numbers
+
+    def _call(self, name, *structs_):
         arguments = [ctypes.byref(each) for each in structs_]
-        function, last_error = self.library.narrows_forward, self.library.narrows_last_error
+        function, last_error = getattr(self.library, name), self.library.narrows_last_error
 
         def call(_keep=structs_):
             if function(*arguments) != 0:

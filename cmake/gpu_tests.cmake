@@ -21,6 +21,8 @@ if(NOT NARROWS_SANITIZE)
   # Python cannot open a sanitized library.
   add_test(NAME gpu_scripts
     COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/scripts_test.py" "$<TARGET_FILE:narrows>")
+  add_test(NAME io_model_scripts
+    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/io_model_test.py" "$<TARGET_FILE:narrows>")
 endif()
 add_test(NAME gpu_record
   COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/source_hash.py" "${PROJECT_SOURCE_DIR}" --check)

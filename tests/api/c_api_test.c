@@ -188,8 +188,13 @@ static void test_struct_sizes(void) {
   EXPECT_REFUSED(
       narrows_explain(&call.in, NULL, &explanation), narrows_invalid_value,
       "explanation.struct_size: 136: must be the sizeof of the struct in the caller's header; nearest legal: "
-      "144");
+      "152");
   EXPECT(untouched(&call));
+  explanation.struct_size = 144; /* release 0.1 ended before fused_l2_bytes */
+  explanation.fused_l2_bytes = 7;
+  EXPECT(narrows_explain(&call.in, NULL, &explanation) == narrows_ok);
+  EXPECT(explanation.struct_size == 144 && explanation.fused_l2_bytes == 7 && explanation.visible_pairs > 0);
+  narrows_free(explanation.memory);
 }
 
 /* A program built with a later header, whose options have one more field. */

@@ -12,6 +12,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <narrows/narrows.hpp>
+
 #include "core/error.hpp"
 #include "cuda/cache.hpp"
 #include "cuda/driver.hpp"
@@ -90,6 +92,21 @@ TEST_F(FakeDriver, FactsOfADevice) {
   EXPECT_EQ(&device_facts(1), &facts);
   for (const int device : {-1, 2})
     EXPECT_THAT(error_of([&] { device_facts(device); }, ErrorCode::invalid_value), HasSubstr("2 CUDA devices"));
+}
+
+TEST_F(FakeDriver, ACallOnADeviceIsExplained) {
+  const auto tensor = [](std::int64_t rows) {
+    return Tensor{nullptr, DType::bf16, {2, rows, 4, 64}, {}, {DeviceKind::cuda, 1}};
+  };
+  const Explanation cost = explain({tensor(256), tensor(500), tensor(500)});
+  EXPECT_EQ(cost.family, "sm80");
+  const std::int64_t query_rows = 2 * 4 * 256, key_rows = 2 * 4 * 500, row = (64 + 64) * 2;
+  EXPECT_EQ(cost.fused_bytes, (query_rows + key_rows) * row);
+  EXPECT_EQ(cost.fused_l2_bytes, (query_rows + 2 * key_rows) * row);  // two blocks of queries
+  EXPECT_EQ(cost.three_kernel_bytes, cost.fused_bytes + 4 * query_rows * 500 * 2);
+  EXPECT_DOUBLE_EQ(cost.three_kernel_seconds, static_cast<double>(cost.three_kernel_bytes) / 4.9152e12);
+  EXPECT_GT(cost.predicted_seconds, 0);
+  EXPECT_THAT(cost.text(), HasSubstr("through L2    2.57 MB       -"));
 }
 
 TEST_F(FakeDriver, TheContextThatWasCurrentIsCurrentAfterwards) {
