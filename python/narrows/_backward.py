@@ -21,10 +21,10 @@ class Gradients(NamedTuple):
     dsinks: Any = None
 
 
-_OF = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dslopes": "alibi_slopes", "dsinks": "sinks"}
+OF = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dslopes": "alibi_slopes", "dsinks": "sinks"}
 
 
-@_calls.with_signature("dout q k v o lse dlse=", wanted=None, **dict.fromkeys(_OF))
+@_calls.with_signature("dout q k v o lse dlse=", wanted=None, **dict.fromkeys(OF))
 def attention_backward(
     dout: Any,
     q: Any,
@@ -58,6 +58,9 @@ def attention_backward(
     Every other keyword is attention's, and must be what the forward call had: seed and offset too. The KV cache has no
     gradient.
 
+    CUDA arrays are computed on their device and stream as attention does it; gradients are then of q's kind of array, and
+    the scratch of a call of torch's or CuPy's is their memory. narrows.torch makes a differentiable function of both calls.
+
     Raises what attention raises, before anything is written.
 
     >>> import numpy as np, narrows
@@ -69,12 +72,12 @@ def attention_backward(
     >>> gradients.dbias is None
     True
     """
-    given = dict(zip(_OF, (dq, dk, dv, dbias, dslopes, dsinks)))
+    given = dict(zip(OF, (dq, dk, dv, dbias, dslopes, dsinks)))
     call, operands, gpu = _calls.assemble(
         "attention_backward",
         (("q", q), ("k", k), ("v", v)),
         options,
-        ("dlse", "wanted", *_OF),
+        ("dlse", "wanted", *OF),
         (dout, o, lse, dlse, *given.values()),
     )
     arrays = {"q": q, "k": k, "v": v, **{name: options.get(name) for name in ("bias", "alibi_slopes", "sinks")}}
@@ -84,11 +87,12 @@ def attention_backward(
             operands.append(_arrays.operand(name, value, gpu=gpu))
     finish: Dict[str, Callable[[], Any]] = {}
     for name in _wanted(wanted, given, arrays):
-        of, array = described[_OF[name]], arrays[_OF[name]]
+        of, array = described[OF[name]], arrays[OF[name]]
         _arrays.require_float(of)
         like = q if isinstance(array, (list, tuple)) else array
         finish[name] = _calls.result(operands, name, given[name], of.shape, of.dtype, like, gpu)
     _calls.hand_over(call, operands)
+    _calls.lend_workspace(call, gpu, options.get("workspace"), call.backward_workspace_size)
     call.backward()
     if gpu:
         gpu.finish()
@@ -98,16 +102,16 @@ def attention_backward(
 def _wanted(wanted: Optional[Sequence[str]], given: Dict[str, Any], arrays: Dict[str, Any]) -> Sequence[str]:
     """Names of the gradients to compute, each with the array that it is the gradient of."""
     if wanted is None:
-        names = [name for name in _OF if arrays[_OF[name]] is not None or given[name] is not None]
+        names = [name for name in OF if arrays[OF[name]] is not None or given[name] is not None]
     elif isinstance(wanted, str) or not all(isinstance(name, str) for name in wanted):
         raise TypeError(f"wanted: {wanted!r}: must be a sequence of names, such as ('dq', 'dk')")
     else:
         names = list(dict.fromkeys(wanted))
     for name in names:
-        if name not in _OF:
-            raise ValueError(f"wanted: {name!r}: must be of {', '.join(_OF)}{_options.did_you_mean(name, tuple(_OF))}")
-        if arrays[_OF[name]] is None:
-            raise ValueError(f"{name}: wanted: needs {_OF[name]}")
+        if name not in OF:
+            raise ValueError(f"wanted: {name!r}: must be of {', '.join(OF)}{_options.did_you_mean(name, tuple(OF))}")
+        if arrays[OF[name]] is None:
+            raise ValueError(f"{name}: wanted: needs {OF[name]}")
     for name, array in given.items():
         if array is not None and name not in names:
             raise ValueError(f"{name}: given: wanted leaves it out; nearest legal: wanted={(*names, name)}")

@@ -90,6 +90,16 @@ def result(
     return new.finish
 
 
+def lend_workspace(call: _core.Call, gpu: Optional[_gpu.Gpu], given: Any, size: Callable[[], int]) -> None:
+    """Scratch of q's library for a call on a GPU that was `given` none: it is ordered by the library's stream, seen in its
+    count of memory, and its allocator has it ready the next time."""
+    if gpu is None or not gpu.allocates or given is not None:
+        return
+    count = size()
+    if count > 0:
+        call.set_operand(_arrays.operand("workspace", gpu.empty((count,), "uint8"), writable=True, gpu=gpu))
+
+
 # How many axes follow the batch, and whether the batch broadcasts, in arrays that may have more leading axes.
 _FOLDED = {
     **dict.fromkeys(("q", "k", "v", "o", "dout", "dq", "dk", "dv"), (3, False)),

@@ -8,7 +8,8 @@ from typing import Any, ContextManager, Iterable, Optional, Sequence
 
 from . import _core
 
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # torch's and CuPy's names
+# torch's and CuPy's names.
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "uint8": "uint8"}
 _CUDA = 2  # of DLPack
 
 
@@ -92,6 +93,11 @@ class Gpu:
         if self.stream in (0, 1):
             return torch.cuda.default_stream(self.index)
         return torch.cuda.ExternalStream(self.stream, device=self.index)
+
+    @property
+    def allocates(self) -> bool:
+        """Whether empty() has memory to give."""
+        return self._library is not None
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """Memory of q's library on the call's stream, or None where that is not one that Narrows knows."""
