@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
 import numpy as np
 
@@ -217,8 +217,10 @@ def apply(call: Call, options: Mapping[str, Any], gpu: Optional[Gpu]) -> List[Op
     return operands
 
 
-def signature(positional: Sequence[str], own: Mapping[str, object]) -> inspect.Signature:
-    """`positional`, where "name=" defaults to None, then every option, then the keywords `own`."""
+def signature(
+    positional: Sequence[str], own: Mapping[str, object], without: Collection[str] = ()
+) -> inspect.Signature:
+    """`positional`, where "name=" defaults to None, then every option but those `without`, then the keywords `own`."""
     first = [
         inspect.Parameter(
             name.rstrip("="),
@@ -230,5 +232,6 @@ def signature(positional: Sequence[str], own: Mapping[str, object]) -> inspect.S
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
         for name, default in {**DEFAULTS, **own}.items()
+        if name not in without
     ]
     return inspect.Signature([*first, *keywords])
