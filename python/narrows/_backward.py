@@ -58,8 +58,8 @@ def attention_backward(
     Every other keyword is attention's, and must be what the forward call had: seed and offset too. The KV cache has no
     gradient.
 
-    CUDA arrays are computed on their device and stream as attention does it; gradients are then of q's kind of array, and
-    the scratch of a call of torch's or CuPy's is their memory. narrows.torch makes a differentiable function of both calls.
+    CUDA arrays are computed on their device and stream as attention does it; gradients are then of q's kind of array,
+    and the scratch of a call of torch's or CuPy's is their memory. narrows.torch makes one function of both passes.
 
     Raises what attention raises, before anything is written.
 

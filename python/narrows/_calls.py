@@ -91,8 +91,8 @@ def result(
 
 
 def lend_workspace(call: _core.Call, gpu: Optional[_gpu.Gpu], given: Any, size: Callable[[], int]) -> None:
-    """Scratch of q's library for a call on a GPU that was `given` none: it is ordered by the library's stream, seen in its
-    count of memory, and its allocator has it ready the next time."""
+    """Scratch of q's library for a call on a GPU that was `given` none: it is ordered by the library's stream, seen in
+    its count of memory, and its allocator has it ready the next time."""
     if gpu is None or not gpu.allocates or given is not None:
         return
     count = size()

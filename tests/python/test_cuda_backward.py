@@ -1,4 +1,4 @@
-"""attention_backward of CUDA arrays. Without a GPU: what is refused, and what is asked of torch. With one and torch: values."""
+"""attention_backward of CUDA arrays. Without a GPU: what is refused and asked of torch. With one and torch: values."""
 
 import contextlib
 import gc
@@ -13,6 +13,7 @@ from test_arrays import Tensor
 from test_cuda import OnGpu, gpu, tensors, torch, two_gpus
 
 import narrows
+from narrows import _calls, _gpu
 
 # ------------------------------------------------------------------------------------------------------- without a GPU
 
@@ -45,7 +46,9 @@ def test_everything_is_on_qs_device():
 
 def test_the_rest_of_the_contract_holds_without_reading():
     refused(ValueError, "softcap: -1: must be finite and >= 0 (0 = off); nearest legal: 0", softcap=-1.0)
-    refused(TypeError, "dout: fp32: must be q's dtype; nearest legal: fp16", dout=OnGpu(np.zeros((2, 9, 4, 16), np.float32)))
+    refused(
+        TypeError, "dout: fp32: must be q's dtype; nearest legal: fp16", dout=OnGpu(np.zeros((2, 9, 4, 16), np.float32))
+    )
     refused(ValueError, "lse: shape (2, 9, 4): must be (b, h, sq) = (2, 4, 9); nearest legal: (2, 4, 9)",
             lse=OnGpu(np.zeros((2, 9, 4), np.float32)))  # fmt: skip
     text = "dq: q's library has no from_dlpack to take it; pass memory of your own as dq="
@@ -60,11 +63,14 @@ def test_memory_is_exported_for_the_stream_of_the_call():
     assert OnGpu.streams == [5] * 9
 
 
-def test_what_is_asked_of_torch(monkeypatch):
-    asked = []
+class OfTorch(OnGpu):
+    __module__ = "torch"
 
-    class OfTorch(OnGpu):
-        __module__ = "torch"
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A torch whose current stream of device 1 is 71, and what was asked of its empty()."""
+    asked = []
 
     def empty(shape, dtype, device):
         asked.append((shape, dtype, device))
@@ -77,6 +83,10 @@ def test_what_is_asked_of_torch(monkeypatch):
     dtypes = {name: getattr(np, name) for name in ("float16", "float32", "float64", "uint8")}
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__name__="torch", cuda=cuda, empty=empty, **dtypes))
     OnGpu.streams.clear()
+    return asked
+
+
+def test_results_are_torchs(asked):
     slopes, sinks = OfTorch(np.zeros(4), 1), OfTorch(np.zeros(4, np.float32), 1)
     with pytest.raises(ValueError, match="^softcap: "):
         narrows.attention_backward(**arguments(OfTorch, 1), alibi_slopes=slopes, sinks=sinks, softcap=-1.0)
@@ -84,6 +94,19 @@ def test_what_is_asked_of_torch(monkeypatch):
     assert asked[:3] == [(shape, np.float16, "cuda:1") for shape in shapes]
     assert asked[3:] == [((4,), np.float64, "cuda:1"), ((4,), np.float32, "cuda:1")]
     assert set(OnGpu.streams) == {71}
+
+
+def test_scratch_is_torchs_where_none_is_given(asked):
+    lent = []
+    call = types.SimpleNamespace(set_operand=lent.append)
+    torchs, others = (_gpu.of(None, kind(np.zeros(1), 1)) for kind in (OfTorch, OnGpu))
+    for gpu_of_call, given, size in ((others, None, 96), (None, None, 96), (torchs, object(), 96), (torchs, None, 0)):
+        _calls.lend_workspace(call, gpu_of_call, given, lambda size=size: size)
+    assert asked == [] and lent == []
+    _calls.lend_workspace(call, torchs, None, lambda: 96)
+    assert asked == [((96,), np.uint8, "cuda:1")]
+    assert [(x.name, x.dtype, tuple(x.shape)) for x in lent] == [("workspace", "uint8", (96,))]
+    assert OnGpu.streams == [71]
 
 
 def test_without_libcuda_a_call_says_so():
@@ -200,7 +223,9 @@ def test_strides_and_own_memory():
     k = k.transpose(1, 2).contiguous().transpose(1, 2)
     dout = dout.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
     memory = torch.full((2, 130, 4, 80), float("nan"), dtype=q.dtype, device=q.device)
-    got = narrows.attention_backward(dout, q, k, v, o, lse, dlse, dq=memory[..., :64], wanted=["dq", "dv"], deterministic=True)
+    got = narrows.attention_backward(
+        dout, q, k, v, o, lse, dlse, dq=memory[..., :64], wanted=["dq", "dv"], deterministic=True
+    )
     assert got.dq.data_ptr() == memory.data_ptr() and got.dk is None
     assert (got.dq - want.dq).abs().max() <= 2e-3 and (got.dv - want.dv).abs().max() <= 2e-3
     assert memory[..., 64:].isnan().all()
@@ -235,9 +260,7 @@ def test_varlen_with_lengths_on_the_device():
 def test_deterministic_gradients_have_the_same_bits_each_time():
     q, k, v = tensors(torch.bfloat16, sq=700, sk=900)
     dout, o, lse, dlse = results_of(q, k, v)
-    first, *others = (
-        narrows.attention_backward(dout, q, k, v, o, lse, dlse, deterministic=True) for _ in range(5)
-    )
+    first, *others = (narrows.attention_backward(dout, q, k, v, o, lse, dlse, deterministic=True) for _ in range(5))
     assert all(torch.equal(x, y) for other in others for x, y in zip(first[:3], other[:3]))
 
 
