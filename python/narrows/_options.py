@@ -217,9 +217,7 @@ def apply(call: Call, options: Mapping[str, Any], gpu: Optional[Gpu]) -> List[Op
     return operands
 
 
-def signature(
-    positional: Sequence[str], own: Mapping[str, object], without: Collection[str] = ()
-) -> inspect.Signature:
+def signature(positional: Sequence[str], own: Mapping[str, object], without: Collection[str] = ()) -> inspect.Signature:
     """`positional`, where "name=" defaults to None, then every option but those `without`, then the keywords `own`."""
     first = [
         inspect.Parameter(

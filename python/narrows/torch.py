@@ -38,28 +38,30 @@ _NOT_HERE = {
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False, **options: Unpack[Options]
 ) -> Any:
-    """narrows.attention of torch tensors, on the CPU or CUDA, with gradients: O, or ``(O, LSE)`` with ``return_lse=True``.
+    """narrows.attention of torch tensors, on the CPU or CUDA, with gradients. Returns O, or ``(O, LSE)`` with
+    ``return_lse=True``.
 
-    Shapes, dtypes, strides and keywords are narrows.attention's, with the differences below. q is (b, sq, h, d): torch's
-    (b, h, sq, d) is passed as ``q.transpose(1, 2)``, without a copy. The gradient of O may be strided or expanded, too.
+    Shapes, dtypes, strides and keywords are narrows.attention's, with the differences below. q is (b, sq, h, d):
+    torch's (b, h, sq, d) is passed as ``q.transpose(1, 2)``, without a copy. The gradient of O may be strided or
+    expanded, too.
 
-    Gradients: those of q, k, v, bias, alibi_slopes and sinks that require them are computed, and no others. The loss may
-    depend on O, on LSE or on both. Between forward and backward q, k, v, O, LSE and the options are kept: linear in length.
-    The gradient of a gradient is refused, and so is an argument that requires a gradient and has none, such as a scale
-    that is a tensor (scale q instead).
+    Gradients: those of q, k, v, bias, alibi_slopes and sinks that are required are computed, and no others. The loss
+    may depend on O, on LSE or on both. Between forward and backward q, k, v, O, LSE and the options are kept: linear in
+    length. The gradient of a gradient is refused, and so is an argument that requires a gradient and has none, such as
+    a scale that is a tensor (scale q instead).
 
     seed: None draws a seed from torch's default generator of q's device where there is dropout: torch.manual_seed
         repeats it, and a captured CUDA graph draws anew at each replay. Backward drops what forward dropped.
     deterministic: also on after torch.use_deterministic_algorithms(True).
     status, check: of forward, and again of backward.
 
-    Under torch.autocast q, k and v are taken in its dtype (float64 stays); bias, slopes and sinks are added in float32 as
-    ever. torch.compile leaves the call as it is, between its graphs.
+    Under torch.autocast q, k and v are taken in its dtype (float64 stays); bias, slopes and sinks are added in float32
+    as ever. torch.compile leaves the call as it is, between its graphs.
 
     The KV cache, stream and workspace are no arguments here. Raises what narrows.attention raises.
     """
     if torch.compiler.is_compiling():  # torch's tracer has no memory to pass on
-        return torch.compiler.disable(_attention)(q, k, v, return_lse, options)
+        return torch.compiler.disable(_attention)(q, k, v, return_lse, options)  # type: ignore[no-untyped-call]
     return _attention(q, k, v, return_lse, options)
 
 
@@ -87,7 +89,7 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, return_lse: bo
         if saves and array.requires_grad and name not in _backward.OF.values():
             raise ValueError(f"{name}: requires grad: has no gradient; nearest legal: {name}.detach()")
     call = _Call(tuple(arrays), rules, _calls.flag("return_lse", return_lse), saves)
-    return _Attention.apply(call, *_autocast(q, k, v), *list(arrays.values())[3:])  # type: ignore[no-untyped-call]
+    return _Attention.apply(call, *_autocast(q, k, v), *list(arrays.values())[3:])
 
 
 class _Call(NamedTuple):

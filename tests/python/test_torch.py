@@ -1,5 +1,6 @@
 """narrows.torch.attention: what torch.autograd makes of it, on the CPU and, with one, on a GPU."""
 
+import doctest
 import inspect
 import subprocess
 import sys
@@ -16,7 +17,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import narrows.torch  # noqa: E402
 
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available"))
+GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
+)
 DEVICES = ["cpu", GPU]
 
 
@@ -215,6 +218,16 @@ def test_what_was_saved_must_not_change():
         o.sum().backward()
 
 
+def test_status_is_written_by_both_passes():
+    q, k, v = tensors()
+    status = torch.full((4,), 7, dtype=torch.int32)
+    o = narrows.torch.attention(q, k, v, status=status)
+    assert status.tolist() == [0] * 4
+    status.fill_(7)
+    o.sum().backward()
+    assert status.tolist() == [0] * 4
+
+
 def test_deterministic_algorithms_reach_both_passes(monkeypatch):
     asked = []
 
@@ -274,6 +287,11 @@ def test_the_package_does_not_import_torch():
     subprocess.run([sys.executable, "-c", "import sys, narrows; sys.exit('torch' in sys.modules)"], check=True)
 
 
+def test_doctest():
+    result = doctest.testmod(narrows.torch)
+    assert result.failed == 0 and result.attempted > 0
+
+
 def test_arguments():
     names = set(inspect.signature(narrows.torch.attention).parameters)
     assert names == set(inspect.signature(narrows.attention).parameters) - {"o", "lse"} - set(narrows.torch._NOT_HERE)
@@ -290,7 +308,11 @@ def test_exact_refusals():
     q, k, v = tensors()
     named = "narrows.torch.attention() has no argument"
     refused(TypeError, f"{named} 'attn_mask'; did you mean 'mask'?", attn_mask=None)
-    refused(TypeError, f"{named} 'stream': the work goes on torch's current stream; choose it by torch.cuda.stream", stream=0)
+    refused(
+        TypeError,
+        f"{named} 'stream': the work goes on torch's current stream; choose it by torch.cuda.stream",
+        stream=0,
+    )
     cache = "a KV cache has no gradient; narrows.attention and narrows.attention_with_cache take it"
     refused(TypeError, f"{named} 'leftpad': {cache}", leftpad=[0, 0])
     refused(TypeError, "k: ndarray: must be a torch.Tensor", arrays=(q, k.detach().numpy(), v))
