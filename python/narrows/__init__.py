@@ -8,7 +8,8 @@
 (1, 4, 8, 32)
 
 attention_backward gives its gradients, attention_with_cache attends to a KV cache and appends to it, merge joins the
-results over several sets of keys, explain counts what a call costs.
+results over several sets of keys, explain counts what a call costs. narrows.torch, imported by that name, is attention
+that PyTorch differentiates.
 """
 
 from ._api import attention, attention_with_cache, backward_workspace_size, explain, info, prepare, workspace_size
