@@ -88,12 +88,28 @@ Device device_for(const FileCall& call, bool backward, const DeviceChoice& choic
 
 GpuCall::GpuCall(const FileCall& call, const Outputs& out, const Device& device) : device_(device), call_(call) {
   const cuda::CurrentDevice current(device.index);
-  for_each_tensor(call_, [&](Tensor& tensor) {
-    if (tensor.given()) tensor = copied(tensor);
-  });
+  copy_inputs();
   results_ = copies_.size();
   out_ = {copied(out.o), copied(out.lse)};
   prepare(call_.in, call_.options);
+}
+
+GpuCall::GpuCall(const FileCall& call, const BackwardInputs& saved, const Gradients& gradients, const Device& device)
+    : device_(device), call_(call), backward_(true) {
+  const cuda::CurrentDevice current(device.index);
+  copy_inputs();
+  const Tensor dout = copied(saved.dout), dlse = copied(saved.dlse);
+  results_ = copies_.size();
+  out_ = {copied(saved.o), copied(saved.lse)};
+  gradients_ = {copied(gradients.dq),    copied(gradients.dk),      copied(gradients.dv),
+                copied(gradients.dbias), copied(gradients.dslopes), copied(gradients.dsinks)};
+  saved_ = {call_.in.q, call_.in.k, call_.in.v, out_.o, out_.lse, dout, dlse};
+  narrows::forward(call_.in, out_, call_.options);
+  prepare_backward(call_.in, call_.options);
+}
+
+void GpuCall::copy_inputs() {
+  for_each_tensor(call_, [&](Tensor& tensor) { tensor = copied(tensor); });
 }
 
 GpuCall::~GpuCall() {
@@ -102,6 +118,7 @@ GpuCall::~GpuCall() {
 }
 
 Tensor GpuCall::copied(const Tensor& host) {
+  if (!host.given()) return {};
   const std::int64_t bytes = extent(host);
   copies_.push_back({host, std::make_unique<cuda::DeviceMemory>(bytes, nullptr)});
   Tensor there = host;
@@ -115,7 +132,10 @@ double GpuCall::seconds() const {
   const cuda::CurrentDevice current(device_.index);
   cuda::synchronise(nullptr);
   const auto begin = std::chrono::steady_clock::now();
-  forward(call_.in, out_, call_.options);
+  if (backward_)
+    backward(saved_, gradients_, call_.options);
+  else
+    forward(call_.in, out_, call_.options);
   cuda::synchronise(nullptr);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }

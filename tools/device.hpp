@@ -27,15 +27,17 @@ FileCall labelled(FileCall call, const Device& device);
 /// threads or a family were asked for.
 Device device_for(const FileCall& call, bool backward, const DeviceChoice& choice, const std::string& label);
 
-/// A forward call on copies of its tensors in a GPU's memory; `out` stays in host memory. Made, its kernel is loaded.
+/// A call on copies of its tensors in a GPU's memory; results stay in host memory. Made, its kernels are loaded.
 class GpuCall {
  public:
   GpuCall(const FileCall& call, const Outputs& out, const Device& device);
+  /// Its gradients. saved: dout and dlse are read; o and lse are computed and are results too.
+  GpuCall(const FileCall& call, const BackwardInputs& saved, const Gradients& gradients, const Device& device);
   ~GpuCall();
 
   /// Computes once and answers the time it took, copies apart.
   double seconds() const;
-  /// Copies the results into `out`.
+  /// Copies the results into host memory.
   void fetch() const;
 
  private:
@@ -43,12 +45,17 @@ class GpuCall {
     Tensor host;
     std::unique_ptr<cuda::DeviceMemory> memory;
   };
+  void copy_inputs();
   Tensor copied(const Tensor& host);
 
   Device device_;
   std::vector<Copy> copies_;
   FileCall call_;
-  Outputs out_;              // on the device
+  // On the device:
+  Outputs out_;
+  BackwardInputs saved_;
+  Gradients gradients_;
+  bool backward_ = false;
   std::size_t results_ = 0;  // of copies_, the first one
 };
 

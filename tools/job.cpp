@@ -209,16 +209,18 @@ Job prepared(FileCall call, const Reading& reading) {
 void move_to(Job& job, const Device& device) {
   if (device.kind == DeviceKind::cpu) return;
   in_the_name_of(job.label(), [&] {
-    if (job.backward || job.problem.appends)
-      throw Error(ErrorCode::not_implemented,
-                  text("--device: ", device, ": ", job.backward ? "gradients" : "new keys", " are for the CPU as yet"));
-    job.gpu = std::make_shared<GpuCall>(job.call, outputs_of(job.results), device);
+    if (job.problem.appends)
+      throw Error(ErrorCode::not_implemented, text("--device: ", device, ": new keys are for the CPU as yet"));
+    job.gpu = job.backward
+                  ? std::make_shared<GpuCall>(job.call, backward_inputs(job), gradients_of(job.results), device)
+                  : std::make_shared<GpuCall>(job.call, outputs_of(job.results), device);
     job.problem.device = device;
   });
 }
 
 void save_forward(const Job& job) {
-  if (job.backward) in_the_name_of(job.label(), [&] { forward(job.call.in, outputs_of(job.saved), job.call.options); });
+  if (job.backward && !job.gpu)
+    in_the_name_of(job.label(), [&] { forward(job.call.in, outputs_of(job.saved), job.call.options); });
 }
 
 }  // namespace narrows::cli

@@ -41,7 +41,7 @@ struct Job {
 Job prepared(FileCall call, const Reading& reading);
 /// Its inputs copied to a GPU, unless `device` is the CPU.
 void move_to(Job& job, const Device& device);
-/// What a backward job reads besides its file: o and lse.
+/// What a backward job reads besides its file: o and lse. On a GPU it has them already.
 void save_forward(const Job& job);
 
 /// body(), its errors in the name of a call.

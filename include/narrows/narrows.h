@@ -295,9 +295,14 @@ NARROWS_API narrows_status narrows_prepare(const narrows_inputs* in, const narro
 
 /* The gradients that `out` asks for, from what narrows_forward read and wrote: P is computed again from q, k and the LSE,
  * never stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the
- * others. Memory is linear in the sequence and bits do not depend on the number of threads. */
+ * others. Memory is linear in the sequence; on the CPU bits do not depend on the number of threads, on a GPU those of dq may
+ * differ from call to call unless options.deterministic. */
 NARROWS_API narrows_status narrows_backward(const narrows_backward_inputs* in, const narrows_gradients* out,
                                             const narrows_options* options);
+
+/* As narrows_prepare, of the first narrows_backward of this kind, whichever gradients it asks for. o, dout and gradients count
+ * as laid out without gaps. */
+NARROWS_API narrows_status narrows_prepare_backward(const narrows_inputs* in, const narrows_options* options);
 
 /* One row's attention over several sets of keys, from the (o, lse) that narrows_forward gave for each set: splits, shared
  * prefixes, ranks. parts: an array of `count` structs of one size. All parts have the shapes, dtypes and device of `out`,

@@ -231,8 +231,13 @@ NARROWS_API void prepare(const Inputs& in, const Options& options = {});
 
 /// The gradients that `out` asks for, from what forward read and wrote: P is computed again from q, k and the LSE, never
 /// stored. options are forward's, seed and offset included. Rows that saw no key get dq = 0 and add nothing to the others.
-/// Memory is linear in the sequence and bits do not depend on the number of threads. Throws Error.
+/// Memory is linear in the sequence; on the CPU bits do not depend on the number of threads, on a GPU those of dq may differ
+/// from call to call unless options.deterministic. GPU calls behave as forward's. Throws Error.
 NARROWS_API void backward(const BackwardInputs& in, const Gradients& out, const Options& options = {});
+
+/// As prepare, of the first backward of this kind, whichever gradients it asks for; with a bias, slopes and sinks theirs too.
+/// o, dout and gradients count as laid out without gaps.
+NARROWS_API void prepare_backward(const Inputs& in, const Options& options = {});
 
 /// One row's attention over several sets of keys, from the (o, lse) that forward gave for each set: splits, shared prefixes,
 /// ranks. All parts have the shapes, dtypes and device of `out`, whose lse is optional. A part that saw no key has

@@ -12,7 +12,16 @@ results over several sets of keys, explain counts what a call costs. narrows.tor
 that PyTorch differentiates.
 """
 
-from ._api import attention, attention_with_cache, backward_workspace_size, explain, info, prepare, workspace_size
+from ._api import (
+    attention,
+    attention_with_cache,
+    backward_workspace_size,
+    explain,
+    info,
+    prepare,
+    prepare_backward,
+    workspace_size,
+)
 from ._backward import Gradients, attention_backward
 from ._core import Explanation, FamilyInfo, Info, version
 from ._merge import merge, merge_backward
@@ -36,5 +45,6 @@ __all__ = [
     "merge",
     "merge_backward",
     "prepare",
+    "prepare_backward",
     "workspace_size",
 ]

@@ -191,6 +191,12 @@ def prepare(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> None:
 
 
 @_calls.with_signature("q k v")
+def prepare_backward(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> None:
+    """Does now what the first ``attention_backward(dout, q, k, v, ...)`` of this kind would do; as prepare."""
+    _described("prepare_backward", q, k, v, options).prepare_backward()
+
+
+@_calls.with_signature("q k v")
 def workspace_size(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> int:
     """Bytes of scratch that ``attention(q, k, v, ...)`` needs; takes its arguments, and of a cache call the caches.
 

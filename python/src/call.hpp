@@ -22,6 +22,7 @@ class Call {
   /// Called without the GIL.
   void forward() const { narrows::forward(inputs(), {tensors_.o, tensors_.lse}, options_); }
   void prepare() const { narrows::prepare(inputs(), options_); }
+  void prepare_backward() const { narrows::prepare_backward(inputs(), options_); }
   void backward() const { narrows::backward(tensors_, gradients_, options_); }
   std::int64_t workspace_size() const { return narrows::workspace_size(inputs(), options_); }
   std::int64_t backward_workspace_size() const { return narrows::backward_workspace_size(inputs(), options_); }

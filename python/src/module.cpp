@@ -155,6 +155,7 @@ void bind_call(nb::module_& module) {
           nb::arg("origin"))
       .def("forward", &Call::forward, nb::call_guard<nb::gil_scoped_release>())
       .def("prepare", &Call::prepare, nb::call_guard<nb::gil_scoped_release>())
+      .def("prepare_backward", &Call::prepare_backward, nb::call_guard<nb::gil_scoped_release>())
       .def("backward", &Call::backward, nb::call_guard<nb::gil_scoped_release>())
       .def("workspace_size", &Call::workspace_size, nb::call_guard<nb::gil_scoped_release>())
       .def("backward_workspace_size", &Call::backward_workspace_size, nb::call_guard<nb::gil_scoped_release>())

@@ -6,6 +6,7 @@
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
+#include "cuda/backward.hpp"
 #include "cuda/forward.hpp"
 #include "cuda/machine.hpp"
 #include "cuda/run.hpp"
@@ -61,9 +62,16 @@ void prepare(const Inputs& in, const Options& options) {
   if (on_gpu(call)) cuda::prepare_forward(call.problem, plan);
 }
 
+void prepare_backward(const Inputs& in, const Options& options) {
+  const Call call = make_explained_backward(in, options);
+  const Plan plan = planned(call, options);
+  if (on_gpu(call)) cuda::prepare_backward(call.problem, plan);
+}
+
 void backward(const BackwardInputs& in, const Gradients& out, const Options& options) {
   const Call call = make_backward(in, out, options);
   const Plan plan = planned(call, options);
+  if (on_gpu(call)) return cuda::run(call, plan, options.check || environment::check());
   cpu::run_backward(call.problem, plan, call.buffers);
   write_status(options.status);
 }

@@ -109,6 +109,10 @@ narrows_status narrows_prepare(const narrows_inputs* in, const narrows_options* 
   return guard([&] { narrows::prepare(inputs_from(in), options_from(options)); });
 }
 
+narrows_status narrows_prepare_backward(const narrows_inputs* in, const narrows_options* options) {
+  return guard([&] { narrows::prepare_backward(inputs_from(in), options_from(options)); });
+}
+
 narrows_status narrows_backward(const narrows_backward_inputs* in, const narrows_gradients* out,
                                 const narrows_options* options) {
   return guard([&] { narrows::backward(backward_inputs_from(in), gradients_from(out), options_from(options)); });

@@ -82,6 +82,13 @@ void check_saved(Call& call, const BackwardInputs& in) {
   problem.dout = layout_of(in.dout);
 }
 
+std::array<i64, 4> bias_sizes(const Dims& shape) {
+  std::array<i64, 4> sizes{1, 1, 1, 1};
+  for (std::size_t axis = 0, missing = 4 - shape.rank(); axis < shape.rank(); ++axis)
+    sizes[missing + axis] = shape[axis];
+  return sizes;
+}
+
 void refuse_cache(const Options& options) {
   if (is_cache_call(options)) refuse_value("backward", "a cache call", "cache calls are forward only");
 }
@@ -97,7 +104,9 @@ Call make_explained_backward(const Inputs& in, const Options& options) {
   problem.operation = Operation::backward;
   problem.wants_dq = problem.wants_dk = problem.wants_dv = true;
   problem.wants_dbias = options.bias.given();
+  if (problem.wants_dbias) problem.dbias_sizes = bias_sizes(options.bias.shape);
   problem.wants_dslopes = options.alibi_slopes.given();
+  problem.dslopes_per_batch = options.alibi_slopes.shape.rank() == 2;
   problem.wants_dsinks = options.sinks.given();
   return call;
 }
@@ -152,14 +161,17 @@ Call make_backward(const BackwardInputs& in, const Gradients& out, const Options
                                  {"alibi_slopes", "alibi_slopes's shape", "must be alibi_slopes's dtype"});
   problem.wants_dsinks =
       wanted("dsinks", out.dsinks, options.sinks, {"sinks", "sinks's shape", "must be sinks's dtype"});
-  if (problem.wants_dq) buffers.dq = view_of(out.dq, query_axes(problem));
-  if (problem.wants_dk) buffers.dk = view_of(out.dk, key_axes(problem));
-  if (problem.wants_dv) buffers.dv = view_of(out.dv, key_axes(problem));
+  const auto placed = [](bool wants, const Tensor& gradient, const Axes& axes, View& view, Layout& layout) {
+    if (!wants) return;
+    view = view_of(gradient, axes);
+    layout = layout_of(gradient);
+  };
+  placed(problem.wants_dq, out.dq, query_axes(problem), buffers.dq, problem.dq);
+  placed(problem.wants_dk, out.dk, key_axes(problem), buffers.dk, problem.dk);
+  placed(problem.wants_dv, out.dv, key_axes(problem), buffers.dv, problem.dv);
   if (problem.wants_dbias) {
     buffers.dbias = broadcast_view(out.dbias);
-    problem.dbias_sizes = {1, 1, 1, 1};
-    for (std::size_t axis = 0, missing = 4 - out.dbias.shape.rank(); missing + axis < 4; ++axis)
-      problem.dbias_sizes[missing + axis] = out.dbias.shape[axis];
+    problem.dbias_sizes = bias_sizes(out.dbias.shape);
   }
   problem.dslopes_per_batch = problem.wants_dslopes && out.dslopes.shape.rank() == 2;
   if (problem.wants_dslopes) buffers.dslopes = view_of(out.dslopes, slope_axes(out.dslopes));

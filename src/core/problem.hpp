@@ -68,14 +68,14 @@ struct Problem {
   i64 score_rows = kMostRows, score_keys = kMostRows;  // query rows and keys that bias and mask reach to
 
   Rules rules;
-  Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout;
+  Layout q, k, v, o, lse, bias, mask, alibi_slopes, sinks, dout, dq, dk, dv;
   DType bias_dtype = DType::fp32;
   bool wants_lse = false, wants_dq = false, wants_dk = false, wants_dv = false;
   bool wants_dbias = false, wants_dslopes = false, wants_dsinks = false;
   std::array<i64, 4> dbias_sizes{};  // (b, h, sq, sk), 1 where the bias is broadcast
   bool dslopes_per_batch = false;    // dslopes is (b, h), not (h)
 
-  bool batch_invariant = false;
+  bool batch_invariant = false, deterministic = false;
   int num_splits = 0, threads = 0;  // 0 = the plan decides
   i64 workspace_bytes = -1;         // that the caller owns; -1 = none given
 

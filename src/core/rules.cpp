@@ -75,6 +75,7 @@ void check_numbers(Call& call, const Options& options) {
     rules.own_shift = true;
   }
   problem.batch_invariant = options.batch_invariant;
+  problem.deterministic = options.deterministic;
   if (options.num_splits < 0)
     refuse_value("num_splits", options.num_splits, "must be >= 0 (0 = the plan decides)", "0");
   problem.num_splits = options.num_splits;

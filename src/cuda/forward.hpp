@@ -6,7 +6,7 @@
 
 namespace narrows::cuda {
 
-/// Enqueues the call on its stream. Throws Error before anything is written.
+/// Enqueues the call on its stream. Its device is current. Throws Error before anything is written.
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers);
 
 /// Compiles and loads what run_forward will launch.

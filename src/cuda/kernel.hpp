@@ -16,6 +16,22 @@ struct ProgramKey {
   bool operator==(const ProgramKey&) const = default;
 };
 
+/// Puts a key together; no number may lie across the middle.
+class KeyBits {
+ public:
+  void add(u64 value, int width) {
+    (used_ < 64 ? key_.low : key_.high) |= value << used_ % 64;
+    used_ += width;
+  }
+  void add(i32 value, int width) { add(static_cast<u64>(value), width); }
+  void add(bool value, int width) { add(u64{value}, width); }
+  ProgramKey key() const { return key_; }
+
+ private:
+  ProgramKey key_;
+  int used_ = 0;
+};
+
 struct Kernel {
   Function function = nullptr;
   int device = 0;

@@ -2,9 +2,11 @@
 
 #include "core/error.hpp"
 #include "plan/sm80.hpp"
+#include "plan/sm80_backward.hpp"
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace narrows::cuda {
 namespace {
@@ -44,7 +46,10 @@ Machine machine_of(std::string_view architecture) {
 }
 
 std::vector<Program> planned_programs(std::string_view architecture) {
-  return planned_forward_programs(machine_of(architecture));
+  const Machine machine = machine_of(architecture);
+  std::vector<Program> programs = planned_forward_programs(machine);
+  for (Program& program : planned_backward_programs(machine)) programs.push_back(std::move(program));
+  return programs;
 }
 
 }  // namespace narrows::cuda

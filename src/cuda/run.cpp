@@ -2,6 +2,7 @@
 
 #include "core/error.hpp"
 #include "core/status.hpp"
+#include "cuda/backward.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/forward.hpp"
 
@@ -22,7 +23,10 @@ void run(const Call& call, const Plan& plan, bool check) {
     buffers.status = static_cast<std::int32_t*>(own->data());
   }
   if (buffers.status) fill(buffers.status, 0, sizeof(CallStatus), stream);
-  run_forward(call.problem, plan, buffers);
+  if (call.problem.operation == Operation::backward)
+    run_backward(call.problem, plan, buffers);
+  else
+    run_forward(call.problem, plan, buffers);
   if (!check) return;
   CallStatus found;
   copy_to_host(&found, buffers.status, sizeof found, stream);

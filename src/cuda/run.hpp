@@ -1,4 +1,4 @@
-// One call on a GPU: its status cleared, the kernel launched, and where asked for the status read.
+// One call on a GPU: its status cleared, its kernels launched, and where asked for the status read.
 #pragma once
 
 #include "core/problem.hpp"

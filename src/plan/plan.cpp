@@ -65,9 +65,13 @@ std::string Plan::gpu_text() const {
       narrows::text("query block ", query_block, "\nkey block ", key_block, "\nhead dims on chip ", head_width, ", ",
                     value_width, "\nwarps ", warps, "\nthread blocks of a multiprocessor ", resident_blocks,
                     "\nshared memory of a thread block ", shared_bytes, " bytes\n");
+  if (column_warps > 1) lines += narrows::text("warps that share keys ", column_warps, "\n");
+  if (stages) lines += narrows::text("stages of Q and dO ", stages, "\n");
+  if (takes_turns) lines += "sums of dQ in the order of keys\n";
   if (copy_bytes >= 4) lines += narrows::text("copied ", copy_bytes, " bytes at a time\n");
-  if (copy_bytes == 2) lines += "copied 16 bytes at a time and shifted\n";
-  if (copy_bytes == 0) lines += "copied element by element\n";
+  const bool gathers = copy_bytes == 0 || (copy_bytes == 2 && stages);
+  if (copy_bytes == 2 && !gathers) lines += "copied 16 bytes at a time and shifted\n";
+  if (gathers) lines += "copied element by element\n";
   if (section > 1) lines += narrows::text("heads together ", section, "\n");
   return lines;
 }

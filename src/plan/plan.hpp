@@ -62,6 +62,10 @@ struct Plan {
   int resident_blocks = 0;              // of a multiprocessor, that registers and shared memory must allow
   int copy_bytes = 0;                   // that one copy to shared memory takes; 2: shifted rows; 0: element by element
   bool skips_rescale = false;           // looks whether accumulated outputs must be rescaled
+  int column_warps = 0;                 // backward: that share keys, each with a part of the columns of dK and dV
+  int stages = 0;                       // backward: of Q and dO
+  bool vector_sums = false;             // backward: dQ is added to four sums at a time
+  bool takes_turns = false;             // backward: thread blocks add to dQ in the order of their keys
   i64 shared_bytes = 0;                 // of a thread block
   i64 section = 1;                      // heads worked on together
   Regions workspace;
@@ -96,6 +100,7 @@ struct Choice {
 };
 Choice choose(const Problem& problem, const Work& work, const Machine& machine, std::string_view forced = {});
 
+/// Of either operation.
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine);
 

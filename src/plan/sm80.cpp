@@ -1,15 +1,17 @@
 #include "plan/sm80.hpp"
 
-#include "core/error.hpp"
+#include "plan/sm80_backward.hpp"
+#include "plan/sm80_shared.hpp"
 #include "shared/tile_order.h"
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <optional>
 
 namespace narrows {
 namespace {
+
+using namespace sm80;
 
 /// Tile sizes by the wider of the two head dims; of the rows of one width the first that fits the device's shared memory is
 /// taken. The last one of a width fits every device.
@@ -39,57 +41,20 @@ constexpr std::array kTiles{
     Tiles{4, 256, 32, 16, 16, 2, 1, false},  Tiles{4, 256, 16, 16, 16, 1, 1, false},
 };
 
-/// Of a thread block, beside its tiles: what the system takes, the kernel's own facts, raw rows a unit longer than the tile's.
-constexpr i64 kSharedBesideTiles = 2048 + 512;
-constexpr i64 kSystemShared =
-    1024;  // of a thread block; a multiprocessor has so much more than one thread block may take
-
-/// Head dims as they lie on chip.
-constexpr std::array<i32, 6> kWidths{32, 64, 96, 128, 192, 256};
-constexpr i64 kMostWidth = kWidths.back();
-
-i32 width_of(i64 head_dim) {
-  return *std::find_if(kWidths.begin(), kWidths.end(), [&](i32 width) { return width >= head_dim; });
-}
+constexpr i64 kMostWidth = 256;
 
 /// Of the largest matrix products' rate, what mma.sync and long sequences reach, measured on an H200 (compute capability 9.0);
 /// elsewhere no such figure is known.
 double reached(const Machine& machine) { return machine.compute_capability == 90 ? 0.36 : 1; }
-/// fp32 is three products of tf32, each at half the rate.
-constexpr double kFp32Rate = 1.0 / 6;
-
-/// K and V of the heads worked on together take so much of L2.
-constexpr double kSectionOfL2 = 0.64;
 
 /// What one copy may take: all of q, k, v and o are rows of such pieces.
 int copy_bytes(const Problem& problem) {
-  const i64 item = static_cast<i64>(item_size(problem.dtype));
-  int bytes = 16;
-  const auto narrow = [&](const Layout& layout, i64 columns) {
-    if (layout.elements == 0 || bytes == 0) return;
-    bytes = layout.unit_last ? std::min(bytes, layout.alignment) : 0;
-    while (bytes && columns * item % bytes != 0) bytes /= 2;
-  };
-  narrow(problem.q, problem.head_dim);
-  narrow(problem.k, problem.head_dim);
-  narrow(problem.v, problem.value_dim);
-  narrow(problem.o, problem.value_dim);
-  return bytes;
-}
-
-bool limits_keys(const Mask& mask) { return mask.left < kUnlimited || mask.right < kUnlimited || mask.chunk != 0; }
-
-/// What a problem's rules make of a program.
-ForwardConstants rules_of(const Problem& problem) {
-  ForwardConstants constants;
-  constants.bias = problem.bias.given;
-  constants.bias_element = constants.bias ? static_cast<Element>(problem.bias_dtype) : Element::fp32;
-  constants.softcap = problem.rules.softcap != 0;
-  constants.alibi = problem.alibi_slopes.given;
-  constants.natural = constants.softcap || constants.alibi || constants.bias || problem.rules.scale <= 0;
-  constants.mask = problem.mask.given;
-  constants.dropout = problem.rules.dropout > 0;
-  return constants;
+  CopyBytes copy(problem.dtype);
+  copy.narrow(problem.q, problem.head_dim);
+  copy.narrow(problem.k, problem.head_dim);
+  copy.narrow(problem.v, problem.value_dim);
+  copy.narrow(problem.o, problem.value_dim);
+  return copy.bytes();
 }
 
 /// rules: the rest of the program.
@@ -115,33 +80,23 @@ std::optional<ForwardConstants> tiled(const ForwardConstants& rules, DType dtype
     if (tiles.element_bytes != item || tiles.width != std::max(head_width, value_width)) continue;
     ForwardConstants constants = with_tiles(rules, tiles, static_cast<Element>(dtype), head_width, value_width);
     constants.copy_bytes = item == 2 ? 2 : 16;  // what takes most: a call's layout chooses no tiles, and so no bits
-    const i64 bytes = constants.resident_blocks * (forward_shared_bytes(constants) + kSharedBesideTiles);
-    if (bytes <= shared_bytes + kSystemShared) return constants;
+    if (fits(forward_shared_bytes(constants), constants.resident_blocks, shared_bytes)) return constants;
   }
   return std::nullopt;
 }
 
 std::string refusal(const Problem& problem, const Machine& machine) {
-  if (problem.operation != Operation::forward) return "has no backward kernel";
-  if (machine.compute_capability < 80)
-    return text("needs compute capability 8.0, the device has ", machine.compute_capability / 10, ".",
-                machine.compute_capability % 10);
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
-  if (std::max(problem.head_dim, problem.value_dim) > kMostWidth)
-    return text("takes head dims up to ", kMostWidth, ", not d=", problem.head_dim, " dv=", problem.value_dim);
+  if (std::string reason = device_refusal(problem, machine); !reason.empty()) return reason;
+  if (std::string reason = width_refusal(problem, kMostWidth); !reason.empty()) return reason;
   if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
   return "";
 }
 
-/// Numbers of rows, heads and thread blocks are 32-bit there.
 std::string size_refusal(const Problem& problem, i64 blocks) {
-  constexpr i64 kMost = std::numeric_limits<i32>::max() - 1024;
+  if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
   const bool varlen = problem.query_form == QueryForm::varlen;  // its blocks are those of all sequences
-  const i64 pairs = varlen ? problem.heads : saturating_multiply(problem.batch, problem.heads);
-  if (std::max(problem.query_rows, problem.key_rows) > kMost) return text("takes up to ", kMost, " rows of a tensor");
-  if (pairs > kMost || saturating_multiply(blocks, pairs) > kMost)
-    return text("takes up to ", kMost, " blocks of query rows, not ", blocks, " of ", pairs, " heads");
-  return "";
+  return blocks_refusal("query rows", blocks,
+                        varlen ? problem.heads : saturating_multiply(problem.batch, problem.heads));
 }
 
 }  // namespace
@@ -160,7 +115,7 @@ i64 forward_shared_bytes(const ForwardConstants& constants) {
 }
 
 ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
-  ForwardConstants constants = rules_of(problem);
+  ForwardConstants constants = rules_of<ForwardConstants>(problem);
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
@@ -174,42 +129,33 @@ ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
 }
 
 Program forward_program(const ForwardConstants& constants) {
-  constexpr std::array<std::string_view, 4> kElements{"fp16", "bf16", "fp32", "fp64"};
-  std::string config = "#pragma once\n#include \"shared/forward_args.h\"\nnamespace narrows {\n";
-  const auto element = [&](std::string_view name, Element value) {
-    config += text("constexpr Element ", name, " = Element::", kElements[static_cast<std::size_t>(value)], ";\n");
-  };
-  const auto number = [&](std::string_view name, int value) {
-    config += text("constexpr int ", name, " = ", value, ";\n");
-  };
-  const auto flag = [&](std::string_view name, bool value) {
-    config += text("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
-  };
-  element("kElement", constants.element);
-  element("kBiasElement", constants.bias_element);
-  number("kHeadDim", constants.head_width);
-  number("kValueDim", constants.value_width);
-  number("kBlockQueries", constants.query_block);
-  number("kBlockKeys", constants.key_block);
-  number("kWarps", constants.warps);
-  number("kThreads", 32 * constants.warps);
-  number("kBlocksOfMultiprocessor", constants.resident_blocks);
-  number("kCopyBytes", constants.copy_bytes);
-  flag("kSkipsRescale", constants.skips_rescale);
-  flag("kNatural", constants.natural);
-  flag("kSoftcap", constants.softcap);
-  flag("kAlibi", constants.alibi);
-  flag("kBias", constants.bias);
-  flag("kMask", constants.mask);
-  flag("kDropout", constants.dropout);
-  return {"forward_sm80.cu", "forward_sm80", config + "}\n", constants.element == Element::fp32};
+  Config config("shared/forward_args.h");
+  config.element("kElement", constants.element);
+  config.element("kBiasElement", constants.bias_element);
+  config.number("kHeadDim", constants.head_width);
+  config.number("kValueDim", constants.value_width);
+  config.number("kBlockQueries", constants.query_block);
+  config.number("kBlockKeys", constants.key_block);
+  config.number("kWarps", constants.warps);
+  config.number("kThreads", 32 * constants.warps);
+  config.number("kBlocksOfMultiprocessor", constants.resident_blocks);
+  config.number("kCopyBytes", constants.copy_bytes);
+  config.flag("kSkipsRescale", constants.skips_rescale);
+  config.flag("kNatural", constants.natural);
+  config.flag("kSoftcap", constants.softcap);
+  config.flag("kAlibi", constants.alibi);
+  config.flag("kBias", constants.bias);
+  config.flag("kMask", constants.mask);
+  config.flag("kDropout", constants.dropout);
+  return {"forward_sm80.cu", "forward_sm80", config.text(), constants.element == Element::fp32};
 }
 
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine) {
+  if (problem.operation == Operation::backward) return consider_sm80_backward(problem, work, machine);
   if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
   const i32 head_width = width_of(problem.head_dim), value_width = width_of(problem.value_dim);
   std::optional<ForwardConstants> constants =
-      tiled(rules_of(problem), problem.dtype, head_width, value_width, machine.shared_bytes);
+      tiled(rules_of<ForwardConstants>(problem), problem.dtype, head_width, value_width, machine.shared_bytes);
   if (!constants) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
   constants->copy_bytes = copy_bytes(problem);
 
@@ -232,10 +178,9 @@ std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& wo
   if (limits_keys(problem.rules.mask) && problem.max_keys > 0) {
     const i64 item = static_cast<i64>(item_size(problem.dtype));
     const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
-    const i64 kv_heads =
-        std::max<i64>(1, static_cast<i64>(kSectionOfL2 * static_cast<double>(machine.l2_bytes) / head));
     const i64 pairs = varlen ? problem.heads : problem.batch * problem.heads;
-    plan.section = std::clamp<i64>(saturating_multiply(kv_heads, problem.group()), 1, std::max<i64>(pairs, 1));
+    plan.section =
+        std::clamp<i64>(saturating_multiply(heads_in_l2(machine, head), problem.group()), 1, std::max<i64>(pairs, 1));
   }
   const double rate = machine.flops_per_second * reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
   plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);

@@ -31,4 +31,33 @@ struct BackwardConstants {
 /// The kernels of a backward call, in the order in which they run.
 enum class BackwardKernel { rows, keys, queries, sums, bias };
 
+BackwardConstants backward_constants(const Problem& problem, const Plan& plan);
+
+/// What a kernel makes of a call's constants: those that do not matter to it are the same for all calls, which so share programs.
+BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& constants);
+/// constants: as constants_of answers.
+Program backward_program(BackwardKernel kernel, const BackwardConstants& constants);
+
+/// Dynamic shared memory of a thread block of the kernels `keys` and `bias`; the others have none.
+i64 backward_shared_bytes(const BackwardConstants& constants);
+
+/// Thread blocks and scratch of a call are counted in these.
+struct Sm80BackwardBlocks {
+  i64 query_blocks = 0, key_blocks = 0;  // of a pair: of a sequence, or varlen of all sequences
+  i64 query_pairs = 0, key_pairs = 0;    // (sequence, head) and (sequence, kv head), or varlen heads
+};
+Sm80BackwardBlocks backward_blocks(const Problem& problem, i64 query_block, i64 key_block);
+/// Thread blocks of the kernel `bias`.
+i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block);
+
+/// Scratch, in the order of the plan's regions.
+enum class Sm80Region : std::size_t { rows, query_sums, slope_sums, sink_sums, turns };
+
+std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine);
+
+/// Of the kernel `keys`: in bf16 for every width the plain program and the one with everything on, for one width each rule, order
+/// and way to copy alone; in fp16 and fp32 the plain ones up to 256 columns. The other kernels of plain calls of 64 and 128
+/// columns, and those of one call with everything on.
+std::vector<Program> planned_backward_programs(const Machine& machine);
+
 }  // namespace narrows

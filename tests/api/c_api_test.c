@@ -244,9 +244,12 @@ static void test_prepare_and_stream(void) {
   EXPECT(narrows_prepare(&call.in, &call.options) == narrows_ok);
   EXPECT(narrows_prepare(&call.in, NULL) == narrows_ok);
   EXPECT_REFUSED(narrows_prepare(NULL, NULL), narrows_invalid_value, "in: NULL: this argument is required");
+  EXPECT(narrows_prepare_backward(&call.in, &call.options) == narrows_ok);
+  EXPECT_REFUSED(narrows_prepare_backward(NULL, NULL), narrows_invalid_value, "in: NULL: this argument is required");
   call.options.stream = &call;
   const char* text = "stream: given: a call on the CPU has none; nearest legal: null";
   EXPECT_REFUSED(narrows_prepare(&call.in, &call.options), narrows_invalid_value, text);
+  EXPECT_REFUSED(narrows_prepare_backward(&call.in, &call.options), narrows_invalid_value, text);
   EXPECT_REFUSED(forward(&call), narrows_invalid_value, text);
 }
 

@@ -18,6 +18,20 @@ TEST(Prepare, a_cpu_call_is_checked_and_needs_no_data) {
   }
 }
 
+TEST(Prepare, a_cpu_backward_is_checked_and_needs_no_data) {
+  TestCall call = TestCall::dense();
+  for (Tensor* tensor : {&call.in.q, &call.in.k, &call.in.v}) tensor->data = nullptr;
+  EXPECT_NO_THROW(prepare_backward(call.in, call.options));
+  Ints lengths({5, 5});
+  call.options.cache_seqlens = lengths;
+  try {
+    prepare_backward(call.in, call.options);
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "backward: a cache call: cache calls are forward only");
+  }
+}
+
 TEST(Prepare, a_forced_family_that_does_not_take_the_call_is_refused) {
   TestCall call = TestCall::dense();
   for (Tensor* tensor : {&call.in.q, &call.in.k, &call.in.v}) tensor->device = {DeviceKind::cuda, 0};

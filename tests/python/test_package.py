@@ -41,7 +41,14 @@ def test_every_field_of_the_header_is_an_argument():
         narrows.attention_with_cache: {"q", "k_cache", "v_cache", "o", "lse", "return_lse"},
         narrows.attention_backward: {"q", "k", "v", "o", "lse", "dout", "dlse", "wanted", *narrows.Gradients._fields},
         **dict.fromkeys(
-            (narrows.explain, narrows.prepare, narrows.workspace_size, narrows.backward_workspace_size), {"q", "k", "v"}
+            (
+                narrows.explain,
+                narrows.prepare,
+                narrows.prepare_backward,
+                narrows.workspace_size,
+                narrows.backward_workspace_size,
+            ),
+            {"q", "k", "v"},
         ),
     }
     for function, arguments in own.items():
@@ -54,7 +61,7 @@ def test_every_field_of_the_header_is_an_argument():
 
 def test_every_function_has_help():
     functions = [x for x in map(narrows.__dict__.get, narrows.__all__) if inspect.isfunction(x)]
-    assert len(functions) == 10 and all(function.__doc__ for function in functions)
+    assert len(functions) == 11 and all(function.__doc__ for function in functions)
 
 
 def test_info():

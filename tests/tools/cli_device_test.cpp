@@ -7,7 +7,6 @@
 namespace narrows::cli {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 bool has_gpu() { return cuda::presence().devices > 0; }
@@ -37,7 +36,8 @@ TEST(CliDevice, a_gpu_that_is_not_there_is_refused_with_the_reason) {
   if (has_gpu()) GTEST_SKIP() << "this machine has a GPU";
   const TemporaryDirectory directory;
   const std::string file = counting().save(directory / "in.safetensors");
-  for (const Words& words : {Words{"run", file}, Words{"explain", file}, Words{"explain", "--sq", "4", "--d", "8"}}) {
+  for (const Words& words : {Words{"run", file}, Words{"run", file, "--backward"}, Words{"explain", file},
+                             Words{"explain", "--sq", "4", "--d", "8"}}) {
     Words with = words;
     with.insert(with.end(), {"--device", "cuda:1"});
     const Outcome outcome = narrows(with);
@@ -47,22 +47,19 @@ TEST(CliDevice, a_gpu_that_is_not_there_is_refused_with_the_reason) {
   }
 }
 
-TEST(CliDevice, gradients_are_for_the_cpu) {
-  const TemporaryDirectory directory;
-  const std::string file = counting().save(directory / "in.safetensors");
-  const Outcome outcome = narrows({"run", file, "--backward", "--device", "cuda"});
-  EXPECT_EQ(outcome.code, 4);
-  EXPECT_THAT(outcome.err, HasSubstr("--device: cuda:0: gradients are for the CPU as yet"));
-}
-
-TEST(CliDevice, a_gpu_agrees_with_fp64_and_with_the_cpu) {
-  if (!has_gpu()) GTEST_SKIP() << "no GPU: " << cuda::presence().detail;
+void expect_agreement(bool backward) {
   const TemporaryDirectory directory;
   const std::string there = (directory / "gpu.safetensors").string(), here = (directory / "cpu.safetensors").string();
-  const Outcome gpu = narrows({"run", minilm(), "--check", "--json", "-o", there});
+  const auto run = [&](const std::string& output, const Words& more) {
+    Words words{"run", minilm(), "--json", "-o", output};
+    if (backward) words.push_back("--backward");
+    words.insert(words.end(), more.begin(), more.end());
+    return narrows(words);
+  };
+  const Outcome gpu = run(there, {"--check"});
   ASSERT_EQ(gpu.code, 0) << gpu.err;
   for (const Json& row : gpu.objects()) EXPECT_EQ(row["device"], "cuda:0");
-  ASSERT_EQ(narrows({"run", minilm(), "--device", "cpu", "-o", here}).code, 0);
+  ASSERT_EQ(run(here, {"--device", "cpu"}).code, 0);
   const files::TensorFile results = files::read_tensor_file(there);
   ASSERT_FALSE(results.arrays.empty());
   for (const Array& array : results.arrays) {
@@ -70,6 +67,11 @@ TEST(CliDevice, a_gpu_agrees_with_fp64_and_with_the_cpu) {
     ASSERT_EQ(a.size(), b.size());
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-4) << array.name << " " << i;
   }
+}
+
+TEST(CliDevice, a_gpu_agrees_with_fp64_and_with_the_cpu) {
+  if (!has_gpu()) GTEST_SKIP() << "no GPU: " << cuda::presence().detail;
+  for (const bool backward : {false, true}) ASSERT_NO_FATAL_FAILURE(expect_agreement(backward));
 }
 
 }  // namespace
