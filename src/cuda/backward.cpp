@@ -89,6 +89,7 @@ BackwardArgs backward_args(const Problem& problem, const Plan& plan, const Buffe
   args.dbias = tensor_arg(buffers.dbias);
   args.dslopes = tensor_arg(buffers.dslopes);
   args.dsinks = tensor_arg(buffers.dsinks);
+  args.slopes_of_sequences = problem.dslopes_per_batch;
   for (std::size_t axis = 0; axis < problem.dbias_sizes.size(); ++axis)
     args.bias_sizes[axis] = narrow(problem.dbias_sizes[axis]);
   const Sm80BackwardBlocks blocks = backward_blocks(problem, plan.query_block, plan.key_block);
@@ -104,6 +105,7 @@ BackwardArgs backward_args(const Problem& problem, const Plan& plan, const Buffe
   args.slope_sums = reinterpret_cast<float*>(at(Sm80Region::slope_sums));
   args.sink_sums = reinterpret_cast<float*>(at(Sm80Region::sink_sums));
   args.turns = reinterpret_cast<u32*>(at(Sm80Region::turns));
+  if (args.turns) args.begun = args.turns + backward_turns(problem, plan.query_block, plan.warps);
   return args;
 }
 

@@ -31,16 +31,16 @@ constexpr std::array kBackwardTiles{
     BackwardTiles{2, 192, 64, 64, 64, 8, 2, 1, 1},  BackwardTiles{2, 192, 32, 32, 32, 4, 2, 1, 1},
     BackwardTiles{2, 256, 64, 64, 64, 8, 2, 2, 1},  BackwardTiles{2, 256, 64, 64, 64, 8, 2, 1, 1},
     BackwardTiles{2, 256, 32, 32, 32, 4, 2, 1, 1},  BackwardTiles{2, 512, 64, 32, 64, 8, 4, 1, 1},
-    BackwardTiles{2, 512, 32, 32, 32, 8, 4, 1, 1},  BackwardTiles{2, 512, 16, 16, 16, 2, 2, 1, 1},
+    BackwardTiles{2, 512, 32, 32, 32, 8, 4, 1, 1},  BackwardTiles{2, 512, 16, 16, 16, 4, 4, 1, 1},
     BackwardTiles{2, 576, 64, 32, 64, 8, 4, 1, 1},  BackwardTiles{2, 576, 32, 32, 32, 8, 4, 1, 1},
-    BackwardTiles{2, 576, 16, 16, 16, 2, 2, 1, 1},  BackwardTiles{4, 32, 32, 64, 32, 4, 1, 2, 1},
+    BackwardTiles{2, 576, 16, 16, 16, 4, 4, 1, 1},  BackwardTiles{4, 32, 32, 64, 32, 4, 1, 2, 1},
     BackwardTiles{4, 64, 32, 64, 32, 4, 1, 2, 1},   BackwardTiles{4, 96, 32, 64, 32, 4, 1, 2, 1},
     BackwardTiles{4, 96, 32, 32, 32, 4, 2, 2, 1},   BackwardTiles{4, 128, 32, 64, 32, 8, 2, 2, 1},
     BackwardTiles{4, 128, 32, 32, 32, 4, 2, 1, 1},  BackwardTiles{4, 192, 32, 32, 32, 4, 2, 1, 1},
     BackwardTiles{4, 192, 32, 16, 32, 2, 2, 1, 1},  BackwardTiles{4, 256, 32, 32, 32, 4, 2, 1, 1},
     BackwardTiles{4, 256, 16, 16, 16, 2, 2, 1, 1},  BackwardTiles{4, 512, 32, 16, 32, 4, 4, 1, 1},
-    BackwardTiles{4, 512, 16, 16, 16, 2, 2, 1, 1},  BackwardTiles{4, 576, 32, 16, 32, 4, 4, 1, 1},
-    BackwardTiles{4, 576, 16, 16, 16, 2, 2, 1, 1},
+    BackwardTiles{4, 512, 16, 16, 16, 4, 4, 1, 1},  BackwardTiles{4, 576, 32, 16, 32, 4, 4, 1, 1},
+    BackwardTiles{4, 576, 16, 16, 16, 4, 4, 1, 1},
 };
 
 constexpr i64 kMostBackwardWidth = kWidths.back();
@@ -119,7 +119,9 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
           {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
           {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
           {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
-          {"turns", bytes(constants.deterministic, saturating_add(query_blocks, 1), static_cast<i64>(sizeof(u32)))}};
+          {"turns", bytes(constants.deterministic,
+                          saturating_add(backward_turns(problem, constants.query_block, constants.warps), 1),
+                          static_cast<i64>(sizeof(u32)))}};
 }
 
 /// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2.
@@ -151,6 +153,11 @@ Sm80BackwardBlocks backward_blocks(const Problem& problem, i64 query_block, i64 
   const auto pairs = [&](bool of_all, i64 heads) { return of_all ? heads : saturating_multiply(problem.batch, heads); };
   return {blocks(varlen, problem.query_rows, query_block), blocks(varlen_keys, problem.key_rows, key_block),
           pairs(varlen, problem.heads), pairs(varlen_keys, problem.kv_heads)};
+}
+
+i64 backward_turns(const Problem& problem, i64 query_block, int warps) {
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, query_block, 1);
+  return saturating_multiply(saturating_multiply(blocks.query_pairs, blocks.query_blocks), warps);
 }
 
 i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block) {
@@ -208,6 +215,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
     case BackwardKernel::queries:
       own.head_width = own.value_width = constants.head_width;
       own.warps = constants.warps;
+      own.key_block = 16 * (constants.warps / constants.column_warps);
       own.column_warps = constants.column_warps;
       own.vector_sums = constants.vector_sums;
       return own;

@@ -47,6 +47,8 @@ struct Sm80BackwardBlocks {
   i64 query_pairs = 0, key_pairs = 0;    // (sequence, head) and (sequence, kv head), or varlen heads
 };
 Sm80BackwardBlocks backward_blocks(const Problem& problem, i64 query_block, i64 key_block);
+/// Of a deterministic call, whose warps of each query block wait for each other.
+i64 backward_turns(const Problem& problem, i64 query_block, int warps);
 /// Thread blocks of the kernel `bias`.
 i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block);
 
