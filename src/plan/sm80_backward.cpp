@@ -23,7 +23,7 @@ struct BackwardTiles {
   i32 warps, column_warps, stages, resident_blocks;
 };
 constexpr std::array kBackwardTiles{
-    BackwardTiles{2, 32, 64, 128, 32, 8, 1, 2, 1},  BackwardTiles{2, 64, 64, 128, 32, 8, 1, 2, 1},
+    BackwardTiles{2, 32, 64, 128, 64, 8, 1, 2, 1},  BackwardTiles{2, 64, 64, 128, 32, 8, 1, 2, 1},
     BackwardTiles{2, 64, 64, 64, 32, 4, 1, 2, 1},   BackwardTiles{2, 96, 64, 128, 32, 8, 1, 2, 1},
     BackwardTiles{2, 96, 64, 64, 32, 4, 1, 2, 1},   BackwardTiles{2, 96, 32, 64, 32, 4, 1, 1, 1},
     BackwardTiles{2, 128, 64, 128, 32, 8, 1, 2, 1}, BackwardTiles{2, 128, 64, 64, 32, 4, 1, 2, 1},
