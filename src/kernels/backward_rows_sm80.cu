@@ -2,6 +2,7 @@
 // the blocks' parts of dsink = sum exp(sink - LSE) (dLSE - rowsum(dO * O)).
 //
 // A thread block takes a block of query rows of one head, 8 lanes a row.
+#include "kernels/copy_tile.cuh"
 #include "kernels/sequences.cuh"
 #include "shared/backward_args.h"
 
@@ -9,71 +10,70 @@ namespace narrows {
 
 constexpr int kLanesOfRow = 8, kRowsAtOnce = kThreads / kLanesOfRow;
 
-struct Row {
-  const char *o, *dout;
-  i64 o_stride, dout_stride;  // from element to element
-  i32 columns;
-};
-
 // The lane's part of rowsum(dO * O): units of 16 bytes where rows are such units.
-inline float products(const Row& row, int lane) {
+inline float products(const GlobalRows& o, const GlobalRows& dout, i64 row, int lane) {
+  const char *const first = o.first + row * o.row_stride, *const second = dout.first + row * dout.row_stride;
   float sum = 0.f;
   if constexpr (kCopyBytes == 16) {
-    constexpr int elements = 16 / kElementBytes;
-#pragma unroll 2
-    for (int c = lane * elements; c < row.columns; c += kLanesOfRow * elements) {
-      const uint4 a = *reinterpret_cast<const uint4*>(row.o + c * kElementBytes);
-      const uint4 b = *reinterpret_cast<const uint4*>(row.dout + c * kElementBytes);
+    constexpr int elements = 16 / kElementBytes, step = kLanesOfRow * elements;
+#pragma unroll
+    for (int c = 0; c < kValueDim; c += step) {
+      const int column = c + lane * elements;
+      if (column >= o.columns) break;
+      const uint4 a = *reinterpret_cast<const uint4*>(first + column * kElementBytes);
+      const uint4 b = *reinterpret_cast<const uint4*>(second + column * kElementBytes);
       const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum += dot_of_word(x[i], y[i]);
     }
   } else {
-    for (int c = lane; c < row.columns; c += kLanesOfRow)
-      sum += load_element(row.o + c * row.o_stride, kElement) * load_element(row.dout + c * row.dout_stride, kElement);
+    for (int c = lane; c < o.columns; c += kLanesOfRow)
+      sum +=
+          load_element(first + c * o.column_stride, kElement) * load_element(second + c * dout.column_stride, kElement);
   }
   return sum;
 }
 
-inline const char* row_of(const TensorArg& tensor, const QueryBlock& block, i32 row) {
-  return tensor.data + block.sequence * tensor.strides[0] + i64{block.first_query + row} * tensor.strides[1] +
-         block.head * tensor.strides[2];
-}
+// LSE and dLSE of a row of the block's head.
+struct RowNumbers {
+  const char* first;
+  i64 row_stride;
 
-inline float lse_of(const TensorArg& tensor, const QueryBlock& block, i32 row) {
-  return *reinterpret_cast<const float*>(tensor.data + block.sequence * tensor.strides[0] +
-                                         block.head * tensor.strides[1] +
-                                         i64{block.first_query + row} * tensor.strides[2]);
-}
+  RowNumbers(const TensorArg& tensor, const QueryBlock& block)
+      : first(tensor.data + block.sequence * tensor.strides[0] + block.head * tensor.strides[1] +
+              i64{block.first_query + block.first_row} * tensor.strides[2]),
+        row_stride(tensor.strides[2]) {}
+  float operator[](i64 row) const { return *reinterpret_cast<const float*>(first + row * row_stride); }
+};
 
 // As RowFacts has it.
-inline float reference_of_row(const Units<float>& units, float lse) {
+inline float reference_of_row(const BackwardArgs& args, float lse) {
   if (lse == -kInfinity<float>) return kInfinity<float>;
   if constexpr (kNatural) return lse;
-  const BackwardReference<float> reference = backward_reference<ScalarMath>(units, lse);
-  return reference.base != 0.f ? -kInfinity<float> : reference.subtrahend;
+  if (!is_far(lse)) return ScalarMath::multiply(lse, static_cast<float>(kLog2e));
+  *args.far_rows = 1;
+  return 0.f;
 }
 
 // All rows of the block. Returns the thread's part of dsink.
 inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFacts* facts, float sink) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
+  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow, first = static_cast<int>(threadIdx.x) / kLanesOfRow;
+  const i32 row = block.first_query + block.first_row, rows = block.queries - block.first_row;
+  const GlobalRows o = rows_of(args.o, block.sequence, row, block.head, args.value_dim);
+  const GlobalRows dout = rows_of(args.dout, block.sequence, row, block.head, args.value_dim);
+  const RowNumbers lse(args.lse, block), dlse(args.dlse, block);
   float dsink = 0.f;
-  for (int r = static_cast<int>(threadIdx.x) / kLanesOfRow; r < kBlockQueries; r += kRowsAtOnce) {
-    const i32 row = block.first_row + r;
-    const bool exists = row < block.queries;
-    float delta = 0.f, lse = -kInfinity<float>;
-    if (exists) {
-      delta = products({row_of(args.o, block, row), row_of(args.dout, block, row), args.o.strides[3],
-                        args.dout.strides[3], args.value_dim},
-                       lane);
-      lse = lse_of(args.lse, block, row);
-    }
+#pragma unroll 2
+  for (int r = first; r < kBlockQueries; r += kRowsAtOnce) {
+    const bool exists = r < rows;
+    float delta = exists ? products(o, dout, r, lane) : 0.f;
 #pragma unroll
     for (int mask = 1; mask < kLanesOfRow; mask *= 2) delta += lane_xor(delta, mask);
-    if (exists && args.dlse.data) delta -= lse_of(args.dlse, block, row);
     if (lane != 0) continue;
-    facts[r] = {reference_of_row(args.units, lse), delta};
-    if (exists && sink != -kInfinity<float>) dsink -= exp2_approx((sink - lse) * static_cast<float>(kLog2e)) * delta;
+    const float own = exists ? lse[r] : -kInfinity<float>;
+    if (exists && args.dlse.data) delta -= dlse[r];
+    facts[r] = {reference_of_row(args, own), delta};
+    if (exists && sink != -kInfinity<float>) dsink -= exp2_approx((sink - own) * static_cast<float>(kLog2e)) * delta;
   }
   return dsink;
 }

@@ -5,6 +5,8 @@
 
 namespace narrows {
 
+constexpr float kHidden = -kInfinity<float>;
+
 // The elements of a bias or a mask that belong to a lane's scores, read where they lie.
 struct ScoreElements {
   const char* first;  // of the step's first query and the block's first key
@@ -69,30 +71,22 @@ struct FactsOfTwo {
   }
 };
 
-// Rows whose LSE is far out. lse: of the step's first query.
-inline void weigh_far(Scores& s, const BackwardArgs& args, const char* lse, i32 rows) {
+// Scores of rows whose LSE is far out become differences to it, in the scores' units: their reference is 0.
+inline void bring_near(Scores& s, const BackwardArgs& args, const KeyBlock& block, i32 head, i32 first_row) {
   const LanePlace place;
+  const char* const lse = args.lse.data + block.sequence * args.lse.strides[0] + head * args.lse.strides[1] +
+                          (block.first_query + first_row) * args.lse.strides[2];
   each_score(s, [&](int, int j, int e, float& x) {
     const i32 query = place.query(j, e);
-    const float row =
-        query < rows ? *reinterpret_cast<const float*>(lse + query * args.lse.strides[2]) : kInfinity<float>;
-    const BackwardReference<float> reference = backward_reference<ScalarMath>(args.units, row);
-    x = exp2_approx(probability_exponent<ScalarMath>(reference, x));
+    if (first_row + query >= block.queries) return;
+    const float row = *reinterpret_cast<const float*>(lse + query * args.lse.strides[2]);
+    if (is_far(row)) x = (ScalarMath::multiply(x, args.units.scale) - row) / args.units.scale;
   });
 }
 
-// Scores become P^T. rows: the queries' facts. lse: as above.
-inline void weigh(Scores& s, const BackwardArgs& args, u32 rows, const char* lse, i32 count) {
+// Scores become P^T. rows: the queries' facts.
+inline void weigh(Scores& s, const BackwardArgs& args, u32 rows) {
   const LanePlace place;
-  float least = 0.f;
-  if constexpr (!kNatural) {
-#pragma unroll
-    for (int j = 0; j < kQueryTiles; ++j) {
-      const FactsOfTwo facts(rows, place.query(j, 0));
-      least = fminf(least, fminf(facts.reference[0], facts.reference[1]));
-    }
-    if (__any_sync(~0u, least == -kInfinity<float>)) return weigh_far(s, args, lse, count);
-  }
 #pragma unroll
   for (int j = 0; j < kQueryTiles; ++j) {
     const FactsOfTwo facts(rows, place.query(j, 0));
@@ -108,8 +102,8 @@ inline void weigh(Scores& s, const BackwardArgs& args, u32 rows, const char* lse
   }
 }
 
-// Keys that a row does not see have no weight. seen: what each query sees.
-inline void hide_unseen(Scores& p, u32 seen, i32 first_key) {
+// Keys that a row does not see. seen: what each query sees.
+inline void hide_unseen(Scores& s, u32 seen, i32 first_key) {
   const LanePlace place;
 #pragma unroll
   for (int j = 0; j < kQueryTiles; ++j) {
@@ -120,24 +114,23 @@ inline void hide_unseen(Scores& p, u32 seen, i32 first_key) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const u32 key = static_cast<u32>(first_key + place.key(r));
-        if (key - words[2 * e] >= words[2 * e + 1] - words[2 * e]) p[r / 2][j][r % 2 * 2 + e] = 0.f;
+        if (key - words[2 * e] >= words[2 * e + 1] - words[2 * e]) s[r / 2][j][r % 2 * 2 + e] = kHidden;
       }
   }
 }
 
-inline void hide_masked(Scores& p, const BackwardArgs& args, const KeyBlock& block, i32 head, i32 first_row) {
+inline void hide_masked(Scores& s, const BackwardArgs& args, const KeyBlock& block, i32 head, i32 first_row) {
   const LanePlace place;
   const ScoreElements mask(args.mask, block, head, first_row);
-  each_score(p, [&](int r, int j, int e, float& x) {
+  each_score(s, [&](int r, int j, int e, float& x) {
     const i32 query = place.query(j, e), key = place.key(r);
-    if (!mask.exists(query, key) || *mask.at(query, key) == 0) x = 0.f;
+    if (!mask.exists(query, key) || *mask.at(query, key) == 0) x = kHidden;
   });
 }
 
 // Which scores of a lane dropout keeps. A Philox block decides on 8 keys of a query, which 8 lanes hold: each of them draws an
 // eighth of the blocks.
 struct Kept {
-  Kept() = default;
   static constexpr int draws = 2 * kQueryTiles * kRows, words = ceil_div(draws, 32);
   u32 bits[kRows * kQueryTiles * 2 / 32 + 1] = {};
 
@@ -165,12 +158,9 @@ struct Kept {
   }
 };
 
-// dP^T becomes dS^T, of scale * Q K^T; p: P^T before dropout. Returns the lane's part of dslope.
-inline float differentiate(Scores& g, const Scores& p, const Tangents& tangents, const Kept& kept,
-                           const BackwardArgs& args, const KeyBlock& block, u32 rows, i32 first_row) {
+// dP^T becomes the gradient of the logits.
+inline void differentiate(Scores& g, const Scores& p, u32 rows) {
   const LanePlace place;
-  const float keep = kDropout ? keep_factor<float>(args.dropout) : 1.f;
-  float slope = 0.f;
 #pragma unroll
   for (int j = 0; j < kQueryTiles; ++j) {
     const FactsOfTwo facts(rows, place.query(j, 0));
@@ -178,21 +168,29 @@ inline float differentiate(Scores& g, const Scores& p, const Tangents& tangents,
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int i = r % 2 * 2 + e;
-        float& x = g[r / 2][j][i];
-        if constexpr (kDropout) x = kept(r, j, e) ? x * keep : 0.f;
-        x = p[r / 2][j][i] * (x - facts.delta[e]);
-        if constexpr (kAlibi) slope -= away(block, first_row, place.query(j, e), place.key(r)) * x;
-        if constexpr (kSoftcap) x *= softcap_derivative(tangents[r / 2][j][i]);
+        float& x = g[r / 2][j][r % 2 * 2 + e];
+        x = p[r / 2][j][r % 2 * 2 + e] * (x - facts.delta[e]);
       }
   }
+}
+
+// The lane's part of dslope. g: of the logits.
+inline float slope_of(Scores& g, const KeyBlock& block, i32 first_row) {
+  const LanePlace place;
+  float slope = 0.f;
+  each_score(
+      g, [&](int r, int j, int e, float& x) { slope -= away(block, first_row, place.query(j, e), place.key(r)) * x; });
   return slope;
 }
 
-inline void drop(Scores& p, const Kept& kept) {
-  each_score(p, [&](int r, int j, int e, float& x) {
-    if (!kept(r, j, e)) x = 0.f;
-  });
+// From the gradient of the logits to that of scale * Q K^T.
+inline void pass_softcap(Scores& g, const Tangents& tangents) {
+  each_score(g, [&](int r, int j, int e, float& x) { x *= softcap_derivative(tangents[r / 2][j][r % 2 * 2 + e]); });
+}
+
+// factor: of what is kept.
+inline void drop(Scores& x, const Kept& kept, float factor) {
+  each_score(x, [&](int r, int j, int e, float& value) { value = kept(r, j, e) ? value * factor : 0.f; });
 }
 
 // A lane's scores to a tile in shared memory, where a row is a key.
@@ -204,14 +202,8 @@ inline void store_scores(u32 tile, const Scores& s) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
-    for (int j = 0; j < kQueryTiles; ++j) {
-      const float first = s[r / 2][j][r % 2 * 2], second = s[r / 2][j][r % 2 * 2 + 1];
-      const u32 at = to.at(8 * j * kElementBytes / kUnitBytes, 8 * r);
-      if constexpr (kElement == Element::fp32)
-        store_shared64(at, as_bits(first), as_bits(second));
-      else
-        store_shared(at, pack(first, second));
-    }
+    for (int j = 0; j < kQueryTiles; ++j)
+      store_pair(to.at(8 * j * kElementBytes / kUnitBytes, 8 * r), s[r / 2][j][r % 2 * 2], s[r / 2][j][r % 2 * 2 + 1]);
 }
 
 }  // namespace narrows

@@ -20,15 +20,6 @@ inline float ordered_sum(const float* values, i64 begin, i64 end) {
   return sum;
 }
 
-inline void store_element(char* at, Element element, float x) {
-  switch (element) {
-    case Element::fp16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_fp16(x, 0.f)); break;
-    case Element::bf16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_bf16(x, 0.f)); break;
-    case Element::fp64: *reinterpret_cast<double*>(at) = x; break;
-    default: *reinterpret_cast<float*>(at) = x;
-  }
-}
-
 inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head, bool of_sequence) {
   const bool varlen = args.cu_seqlens_k.data != nullptr;
   const i64 blocks = varlen ? args.key_blocks : i64{args.batch} * args.key_blocks;
@@ -44,8 +35,8 @@ inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head, bool of
   }
   const float sum = ordered_sum(args.slope_sums + head * blocks, begin, end);
   if (threadIdx.x == 0)
-    store_element(args.dslopes.data + sequence * args.dslopes.strides[0] + head * args.dslopes.strides[1],
-                  args.dslopes.element, sum);
+    store_number(args.dslopes.data + sequence * args.dslopes.strides[0] + head * args.dslopes.strides[1],
+                 args.dslopes.element, sum);
 }
 
 }  // namespace narrows
@@ -58,5 +49,5 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
   if (args.dsinks.data == nullptr || sequence > 0) return;
   const i64 blocks = args.cu_seqlens_q.data ? args.query_blocks : i64{args.batch} * args.query_blocks;
   const float sum = ordered_sum(args.sink_sums + head * blocks, 0, blocks);
-  if (threadIdx.x == 0) store_element(args.dsinks.data + head * args.dsinks.strides[0], args.dsinks.element, sum);
+  if (threadIdx.x == 0) store_number(args.dsinks.data + head * args.dsinks.strides[0], args.dsinks.element, sum);
 }

@@ -19,9 +19,9 @@ constexpr int kKeyWarps = kWarps / kColumnWarps, kRowTiles = kBlockKeys / kKeyWa
 constexpr int kScoreWarps =
     min_of(kColumnWarps, kBlockQueries / 16);  // of the warps that share keys, those that make scores
 constexpr int kWarpQueries = kBlockQueries / kScoreWarps, kQueryTiles = kWarpQueries / 8;
-constexpr int kRows = 2 * kRowTiles;  // of keys that a lane holds a quarter of
-using HeadPart = ColumnPart<kKeyTile, kColumnWarps>;
-using ValuePart = ColumnPart<kValueTile, kColumnWarps>;
+constexpr int kRows = 2 * kRowTiles;                    // of keys that a lane holds a quarter of
+using HeadPart = ColumnPart<kQueryTile, kColumnWarps>;  // of rows of Q and dK
+using ValuePart = ColumnPart<kOutputTile, kColumnWarps>;
 
 using Scores = float[kRowTiles][kQueryTiles][4];
 using KeySums = float[kRowTiles][HeadPart::tiles][4];

@@ -18,6 +18,16 @@ inline float load_element(const char* at, Element element) {
   }
 }
 
+// The other way, for single numbers of any type.
+inline void store_number(char* at, Element element, float x) {
+  switch (element) {
+    case Element::fp16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_fp16(x, 0.f)); break;
+    case Element::bf16: *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(pack_bf16(x, 0.f)); break;
+    case Element::fp64: *reinterpret_cast<double*>(at) = x; break;
+    default: *reinterpret_cast<float*>(at) = x;
+  }
+}
+
 // a.b of what a register holds: two 16-bit elements, or one of fp32.
 inline float dot_of_word(u32 a, u32 b) {
   if constexpr (kElement == Element::fp32) return as_float(a) * as_float(b);
@@ -31,6 +41,14 @@ inline float dot_of_word(u32 a, u32 b) {
 // Two 16-bit elements in one register, the first in its low half.
 inline u32 pack(float first, float second) {
   return kElement == Element::fp16 ? pack_fp16(first, second) : pack_bf16(first, second);
+}
+
+// Two neighbours to a tile in shared memory.
+inline void store_pair(u32 at, float first, float second) {
+  if constexpr (kElement == Element::fp32)
+    store_shared64(at, as_bits(first), as_bits(second));
+  else
+    store_shared(at, pack(first, second));
 }
 
 struct ScalarMath {

@@ -169,12 +169,7 @@ inline void stage_output(const Call& call, int r, const Outputs& o, float factor
     const int byte = place.column(n, 0) * kElementBytes;
     const u32 to =
         call.tiles + kOutputTile.offset(place.row(r), byte / kUnitBytes) + static_cast<u32>(byte % kUnitBytes);
-    if constexpr (kElement == Element::fp32) {
-      store_shared(to, as_bits(x));
-      store_shared(to + 4, as_bits(y));
-    } else {
-      store_shared(to, pack(x, y));
-    }
+    store_pair(to, x, y);
   }
 }
 

@@ -9,6 +9,9 @@
 
 namespace narrows {
 
+constexpr int kDepth =
+    kElement == Element::fp32 ? 8 : 16;  // terms of a sum that one instruction adds; fp32: three of them
+
 inline void mma16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (kElement == Element::fp16)
     mma_fp16(d, a, b0, b1);
@@ -200,17 +203,19 @@ inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int ri
   }
 }
 
-// o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it from its first chunk.
-// Elements of a row of `left` beyond the rows of `right` are not read.
-template <SmemTile left, SmemTile right, int R, int C>
-inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b) {
+// o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it from `right_unit` of
+// its first chunk on. Elements of a row of `left` beyond the rows of `right` are not read. between(n) is called after the n-th of
+// right.rows / kDepth equal parts of the work.
+template <SmemTile left, SmemTile right, int R, int C, class Between>
+inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b, int right_unit, const Between& between) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   if constexpr (kElement == Element::fp32) {
     const u32 pair = a + static_cast<u32>(lane % 2 * 8), within = b + static_cast<u32>(lane / 4 % 4 * 4);
     const UnitAddress<left> from_a(pair, left_row + lane / 4, lane % 4 / 2);
-    const UnitAddress<right> even(within, lane % 4 * 2, lane / 16), odd(within, lane % 4 * 2 + 1, lane / 16);
-#pragma unroll 2
-    for (int step = 0; step < right.rows / 8; ++step) {
+    const UnitAddress<right> even(within, lane % 4 * 2, right_unit + lane / 16),
+        odd(within, lane % 4 * 2 + 1, right_unit + lane / 16);
+#pragma unroll
+    for (int step = 0; step < right.rows / kDepth; ++step) {
       u32 rows[R][4];
 #pragma unroll
       for (int t = 0; t < R; ++t)
@@ -227,12 +232,13 @@ inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b) {
 #pragma unroll
         for (int t = 0; t < R; ++t) mma32(o[t][n], Halves<4>(rows[t]), columns);
       }
+      between(step);
     }
   } else {
     const UnitAddress<left> from_a(a, left_row + lane % 16, lane / 16);
-    const UnitAddress<right> from_b(b, lane % 16, lane / 16);
+    const UnitAddress<right> from_b(b, lane % 16, right_unit + lane / 16);
 #pragma unroll
-    for (int step = 0; step < right.rows / 16; ++step) {
+    for (int step = 0; step < right.rows / kDepth; ++step) {
       u32 rows[R][4];
 #pragma unroll
       for (int t = 0; t < R; ++t) load_matrices(from_a.at(2 * step, 16 * t), rows[t]);
@@ -245,6 +251,7 @@ inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b) {
 #pragma unroll
           for (int n = 0; n < 2; ++n) mma16(o[t][2 * pair + n], rows[t], columns[2 * n], columns[2 * n + 1]);
       }
+      between(step);
     }
   }
 }

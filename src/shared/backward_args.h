@@ -7,11 +7,13 @@ namespace narrows {
 
 // What the backward pass must know of a query row before it can make P and dS. reference: what is subtracted from the exponent,
 // LSE log2(e), or the LSE itself where the program's scores are logits (kNatural). +inf: the row weighs no key, or does not
-// exist. -inf: the LSE is far out (score.h) and must be read where it is.
+// exist. 0 where the LSE is far out (score.h): it must be read where it is.
 struct RowFacts {
   float reference;
   float delta;  // rowsum(dO * O) - dLSE
 };
+
+constexpr bool is_far(float lse) { return magnitude(lse) > kFarLse && lse != -kInfinity<float>; }
 
 struct BackwardArgs : CallArgs {
   TensorArg q, k, v, o, dout;
@@ -25,6 +27,7 @@ struct BackwardArgs : CallArgs {
   i32 query_blocks = 0;              // of the rows of a head, at most: dense of a sequence, varlen of all
   i32 key_blocks = 0;                // the same of keys
   i32 section = 1;                   // (sequence, kv head) pairs worked on together
+  u32* far_rows = nullptr;           // scratch: whether some row's LSE is far out
   RowFacts* rows = nullptr;          // scratch, [pair of queries][query block][row]
   float* query_sums = nullptr;       // dQ / scale, [pair][query block][row, head dim] in the order of accumulators
   float* slope_sums = nullptr;       // [query head][key block of all sequences]
