@@ -1,7 +1,7 @@
 // Every row of tests/cases.jsonl backward, by the public call: against the oracle, and bit for bit. The counting probes of
 // backward are in tests/cpu.
 #include "cpu/reference.hpp"
-#include "tests/support/cases.hpp"
+#include "tests/support/backward_case.hpp"
 #include "tests/support/check.hpp"
 
 namespace narrows::test {
@@ -12,74 +12,41 @@ const Arrangement kGaps{.order = {}, .gap = 3};
 class BackwardCases : public testing::TestWithParam<std::size_t> {
  protected:
   void SetUp() override {
-    row_ = make_case(GetParam());
-    Attention& call = row_.call;
-    in_.dout = (call.dout = Array(row_.dtype, call.o.shape(), kGaps)).tensor();
-    call.dout.fill_gaussian(71);
-    in_.dlse = (call.dlse = Array(call.lse.dtype(), call.lse.shape())).tensor();
-    call.dlse.fill_gaussian(72);
-    const Inputs in = inputs(row_);
-    in_.q = in.q;
-    in_.k = in.k;
-    in_.v = in.v;
-    in_.o = call.o;
-    in_.lse = call.lse;
-    if (is_cache_call()) return;
-    forward(in, call.out(), call.options);
-    out_ = {result(in.q),
-            result(in.k),
-            result(in.v),
-            result(call.options.bias),
-            result(call.options.alibi_slopes),
-            result(call.options.sinks)};
+    c_ = BackwardRow(GetParam(), kGaps);
+    if (!c_.is_cache_call()) forward(c_.forward_in(), c_.row.call.out(), c_.options());
   }
-
-  bool is_cache_call() const {
-    const Options& options = row_.call.options;
-    return options.cache_seqlens.given() || options.block_table.given() || options.k_new.given();
-  }
-
-  /// A gradient of `of`, NaN, with memory of its own.
-  Tensor result(const Tensor& of) {
-    if (!of.given()) return {};
-    results_.push_back(Array(of.dtype, of.shape, kGaps));
-    return results_.back();
-  }
-
-  Case row_;
-  std::deque<Array> results_;
-  BackwardInputs in_;
-  Gradients out_;
+  BackwardRow c_;
 };
 
 TEST_P(BackwardCases, meet_the_criterion) {
-  SCOPED_TRACE(row_.name());
-  if (is_cache_call()) {  // forward only
-    EXPECT_THROW(backward(in_, out_, row_.call.options), Error);
+  SCOPED_TRACE(c_.row.name());
+  if (c_.is_cache_call()) {
+    EXPECT_THROW(backward(c_.in, c_.out, c_.options()), Error);
     return;
   }
-  if (row_.judged) reference::forward(inputs(row_), row_.call.out(), row_.call.options);
-  for (const std::string& family : row_.families) {
-    row_.call.options.family = family;
-    for (Array& array : results_) array.poison();
-    backward(in_, out_, row_.call.options);
-    if (row_.judged) {
-      EXPECT_TRUE(backward_agrees(in_, out_, row_.call.options));
+  if (c_.row.judged) reference::forward(c_.forward_in(), c_.row.call.out(), c_.options());
+  for (const std::string& family : case_families(GetParam(), DeviceKind::cpu, Operation::backward)) {
+    c_.row.call.options.family = family;
+    c_.poison();
+    backward(c_.in, c_.out, c_.options());
+    if (c_.row.judged) {
+      EXPECT_TRUE(backward_agrees(c_.in, c_.out, c_.options()));
     }
-    for (const Array& array : results_) EXPECT_TRUE(array.gaps_intact());
+    for (const Array& array : c_.results) EXPECT_TRUE(array.gaps_intact());
   }
 }
 
 TEST_P(BackwardCases, bits_do_not_depend_on_threads_and_repeat) {
-  if (is_cache_call()) return;
-  SCOPED_TRACE(row_.name());
-  backward(in_, out_, row_.call.options);
-  const std::deque<Array> first = results_;
+  if (c_.is_cache_call()) return;
+  SCOPED_TRACE(c_.row.name());
+  backward(c_.in, c_.out, c_.options());
+  const std::deque<Array> first = c_.results;
   for (const int threads : {1, 2, 5}) {
-    row_.call.options.threads = threads;
-    for (Array& array : results_) array.poison();
-    backward(in_, out_, row_.call.options);
-    for (std::size_t x = 0; x < first.size(); ++x) EXPECT_TRUE(results_[x].same_bits(first[x])) << threads << " " << x;
+    c_.row.call.options.threads = threads;
+    c_.poison();
+    backward(c_.in, c_.out, c_.options());
+    for (std::size_t x = 0; x < first.size(); ++x)
+      EXPECT_TRUE(c_.results[x].same_bits(first[x])) << threads << " " << x;
   }
 }
 

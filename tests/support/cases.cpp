@@ -33,6 +33,7 @@ void check_keys(const Json& json) {
   static const std::vector<std::string> kKnown{"id",
                                                "note",
                                                "families",
+                                               "backward_families",
                                                "dtypes",
                                                "b",
                                                "sq",
@@ -319,11 +320,14 @@ std::string Case::name() const { return id + " " + std::string(narrows::name(dty
 
 std::size_t case_count() { return entries().size(); }
 
-std::vector<std::string> case_families(std::size_t index, DeviceKind device) {
-  const Entry& entry = entries().at(index);
+std::vector<std::string> case_families(std::size_t index, DeviceKind device, Operation operation) {
+  const auto& [json, dtype, judged] = entries().at(index);
+  const bool backward = operation == Operation::backward;
+  if (backward && json.contains("cache_seqlens")) return {};  // forward only
   std::vector<std::string> named;
-  for (const std::string family : entry.json.at("families"))
-    if (concerns(family, entry.dtype, device)) named.push_back(family);
+  for (const std::string family :
+       json.at(backward && json.contains("backward_families") ? "backward_families" : "families"))
+    if (concerns(family, dtype, device)) named.push_back(family);
   return named;
 }
 

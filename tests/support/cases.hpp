@@ -1,6 +1,7 @@
 // tests/cases.jsonl, the one table of configurations, as calls with all their arrays.
 #pragma once
 
+#include "core/problem.hpp"
 #include "tests/support/attention.hpp"
 
 #include <deque>
@@ -28,8 +29,8 @@ struct Case {
 /// The number of (case, dtype) pairs in the table, and one of them. Arrays are made when asked for.
 std::size_t case_count();
 Case make_case(std::size_t index);
-/// The families of a device that must accept it forward.
-std::vector<std::string> case_families(std::size_t index, DeviceKind device);
+/// The families of a device that must accept it.
+std::vector<std::string> case_families(std::size_t index, DeviceKind device, Operation operation = Operation::forward);
 
 /// q, k and v in layouts that no array of its own can have: views of the call's.
 Inputs inputs(const Case& row);

@@ -12,16 +12,6 @@ bool in_mask(std::int64_t h, std::int64_t i, std::int64_t j) { return (h + 3 * i
 
 std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-/// From the contract's text.
-bool sees(const CountingRule& rule, const Counting::Lengths& s, std::int64_t h, std::int64_t i, std::int64_t j) {
-  const std::int64_t p = i + (rule.own_shift ? s.shift : rule.causal == Causal::top_left ? 0 : s.keys - s.queries);
-  if (rule.causal != Causal::none && j > p) return false;
-  if (rule.window.left >= 0 && j < p - rule.window.left) return false;
-  if (rule.window.right >= 0 && j > p + rule.window.right) return false;
-  if (rule.chunk > 0 && floor_of(j, rule.chunk) != floor_of(p, rule.chunk)) return false;
-  return !(rule.masked || rule.bias) || in_mask(h, i, j);
-}
-
 Dims with(Dims row, std::int64_t x) {
   row.push_back(x);
   return row;
@@ -47,6 +37,15 @@ void expect_row(const Counting& c, std::size_t s, std::int64_t i, std::int64_t h
 }
 
 }  // namespace
+
+bool sees(const CountingRule& rule, const Counting::Lengths& s, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const std::int64_t p = i + (rule.own_shift ? s.shift : rule.causal == Causal::top_left ? 0 : s.keys - s.queries);
+  if (rule.causal != Causal::none && j > p) return false;
+  if (rule.window.left >= 0 && j < p - rule.window.left) return false;
+  if (rule.window.right >= 0 && j > p + rule.window.right) return false;
+  if (rule.chunk > 0 && floor_of(j, rule.chunk) != floor_of(p, rule.chunk)) return false;
+  return !(rule.masked || rule.bias) || in_mask(h, i, j);
+}
 
 const std::vector<CountingRule>& counting_rules() {
   static const std::vector<CountingRule> rules{
@@ -99,6 +98,7 @@ Counting::Counting(const CountingRule& rule_, CountingLayout layout, DType dtype
                                  dtype)
              : Attention({3, sq, sk, kHeads, 1, 8, kDim}, dtype);
   a.q.fill(0);
+  a.dlse = Array(DType::fp32, a.lse.shape());
   a.options.causal = rule.causal;
   a.options.window = rule.window;
   a.options.chunk = rule.chunk;

@@ -46,6 +46,9 @@ struct Counting {
   void fill_values();
 };
 
+/// Whether row i of a head of a sequence sees key j, by the contract's text.
+bool sees(const CountingRule& rule, const Counting::Lengths& s, std::int64_t h, std::int64_t i, std::int64_t j);
+
 /// O and LSE of every row of a sequence, by the contract's text.
 void expect_counted(const Counting& c);
 /// Rows that belong to no sequence have O 0 and LSE -inf.
