@@ -2,36 +2,12 @@
 // Lengths are on the device; what lies beside a tensor faults or is watched.
 #include "cpu/reference.hpp"
 #include "tests/gpu/device_call.hpp"
+#include "tests/gpu/family_cases.hpp"
 #include "tests/support/case_probe.hpp"
 #include "tests/support/check.hpp"
 
-#include <algorithm>
-#include <cctype>
-
 namespace narrows::test {
 namespace {
-
-struct FamilyCase {
-  std::size_t index = 0;
-  std::string family;
-};
-
-void PrintTo(const FamilyCase& row, std::ostream* out) { *out << "row " << row.index << " on " << row.family; }
-
-std::vector<FamilyCase> family_cases() {
-  std::vector<FamilyCase> all;
-  for (std::size_t index = 0; index < case_count(); ++index)
-    for (const std::string& family : case_families(index, DeviceKind::cuda)) all.push_back({index, family});
-  return all;
-}
-
-std::string case_name(const testing::TestParamInfo<FamilyCase>& info) {
-  const Case row = make_case(info.param.index);
-  std::string name = row.id + "_" + std::string(narrows::name(row.dtype)) + "_" + std::to_string(info.param.index);
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
-  return info.param.family + "_" + name;
-}
 
 class GpuCases : public OnGpu<testing::TestWithParam<FamilyCase>> {
  protected:
@@ -96,7 +72,7 @@ TEST_P(GpuCases, bits_repeat) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(table, GpuCases, testing::ValuesIn(family_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(table, GpuCases, testing::ValuesIn(family_cases(Operation::forward)), case_name);
 
 }  // namespace
 }  // namespace narrows::test

@@ -58,48 +58,72 @@ bool Mirror::untouched() const {
          (bytes_ == 0 || std::memcmp(now.data(), static_cast<const std::byte*>(host_.data) + first_, now.size()) == 0);
 }
 
-Tensor DeviceCall::mirrored(const Tensor& host, Placement placement) {
-  if (!host.given()) return {};
-  return inputs_.emplace_back(host, placement).tensor();
+DeviceTensors::DeviceTensors(const Options& host, Placement placement)
+    : options(host), placement_(placement), status_(sizeof(CallStatus)) {
+  for (Tensor Options::*tensor : kOptionTensors) options.*tensor = input(host.*tensor);
+  options.seed.tensor = input(host.seed.tensor);
+  options.offset.tensor = input(host.offset.tensor);
+  options.status = {status_.data(), DType::int32, {4}, {}, {DeviceKind::cuda, current_device()}};
+}
+
+Tensor DeviceTensors::input(const Tensor& host) {
+  return host.given() ? inputs_.emplace_back(host, placement_).tensor() : Tensor{};
+}
+
+Tensor DeviceTensors::result(const Tensor& host) {
+  return host.given() ? results_.emplace_back(host, placement_).tensor() : Tensor{};
+}
+
+void DeviceTensors::poison(std::int64_t workspace_bytes) {
+  for (Mirror& result : results_) result.poison(options.stream);
+  status_.fill(0xFF, options.stream);
+  if (workspace_bytes > 0 && (!workspace_ || workspace_->bytes() < workspace_bytes))
+    workspace_.emplace(workspace_bytes);
+  options.workspace = {};
+  if (workspace_bytes == 0) return;
+  workspace_->fill(0xFF, options.stream);
+  options.workspace = {workspace_->data(), DType::uint8, {workspace_->bytes()}, {}, options.status.device};
 }
 
 DeviceCall::DeviceCall(const Inputs& host_in, const Outputs& host_out, const Options& host_options, Placement placement)
-    : options(host_options), status_(sizeof(CallStatus)) {
-  in = {mirrored(host_in.q, placement), mirrored(host_in.k, placement), mirrored(host_in.v, placement)};
-  for (Tensor Options::*tensor : kOptionTensors) options.*tensor = mirrored(host_options.*tensor, placement);
-  options.seed.tensor = mirrored(host_options.seed.tensor, placement);
-  options.offset.tensor = mirrored(host_options.offset.tensor, placement);
-  out.o = results_.emplace_back(host_out.o, placement).tensor();
-  if (host_out.lse.given()) out.lse = results_.emplace_back(host_out.lse, placement).tensor();
-  options.status = {status_.data(), DType::int32, {4}, {}, in.q.device};
+    : DeviceTensors(host_options, placement),
+      in{input(host_in.q), input(host_in.k), input(host_in.v)},
+      out{result(host_out.o), result(host_out.lse)} {
   wait_for_device();  // the call's stream may not wait for what was copied
 }
 
 void DeviceCall::run() {
-  for (Mirror& result : results_) result.poison(options.stream);
-  status_.fill(0xFF, options.stream);
-  const std::int64_t bytes = workspace_size(in, options);
-  if (bytes > 0 && (!workspace_ || workspace_->bytes() < bytes)) workspace_.emplace(bytes);
-  options.workspace = {};
-  if (bytes > 0) {
-    workspace_->fill(0xFF, options.stream);
-    options.workspace = {workspace_->data(), DType::uint8, {workspace_->bytes()}, {}, in.q.device};
-  }
+  poison(workspace_size(in, options));
   forward(in, out, options);
 }
 
-void DeviceCall::download() {
+DeviceBackward::DeviceBackward(const BackwardInputs& host_in, const Gradients& host_out, const Options& host_options,
+                               Placement placement)
+    : DeviceTensors(host_options, placement),
+      in{input(host_in.q),   input(host_in.k),    input(host_in.v),   input(host_in.o),
+         input(host_in.lse), input(host_in.dout), input(host_in.dlse)},
+      out{result(host_out.dq),    result(host_out.dk),      result(host_out.dv),
+          result(host_out.dbias), result(host_out.dslopes), result(host_out.dsinks)} {
+  wait_for_device();
+}
+
+void DeviceBackward::run() {
+  poison(backward_workspace_size({in.q, in.k, in.v}, options));
+  backward(in, out, options);
+}
+
+void DeviceTensors::download() {
   cuda::synchronise(static_cast<cuda::Stream>(options.stream));
   for (const Mirror& result : results_) result.download();
 }
 
-CallStatus DeviceCall::status() const {
+CallStatus DeviceTensors::status() const {
   CallStatus found;
   status_.download(&found, sizeof found);
   return found;
 }
 
-testing::AssertionResult DeviceCall::surroundings_intact() const {
+testing::AssertionResult DeviceTensors::surroundings_intact() const {
   for (std::size_t x = 0; x < inputs_.size(); ++x)
     if (!inputs_[x].untouched()) return testing::AssertionFailure() << "input " << x << " was written to";
   for (std::size_t x = 0; x < results_.size(); ++x)
@@ -110,7 +134,7 @@ testing::AssertionResult DeviceCall::surroundings_intact() const {
   return testing::AssertionSuccess();
 }
 
-void DeviceCall::upload(const Tensor& device) {
+void DeviceTensors::upload(const Tensor& device) {
   for (Mirror& input : inputs_)
     if (input.tensor().data == device.data) input.upload();
   wait_for_device();

@@ -32,20 +32,15 @@ class Mirror {
   DeviceBlock block_;
 };
 
-/// Results are NaN on the device, status 0xFF. The host's arrays must live as long.
-class DeviceCall {
+/// What forward and backward calls share. The host's arrays must live as long.
+class DeviceTensors {
  public:
-  DeviceCall(const Inputs& in, const Outputs& out, const Options& options, Placement placement = Placement::aligned);
-  DeviceCall(const DeviceCall&) = delete;
-  DeviceCall& operator=(const DeviceCall&) = delete;
+  DeviceTensors(const DeviceTensors&) = delete;
+  DeviceTensors& operator=(const DeviceTensors&) = delete;
 
-  Inputs in;
-  Outputs out;
   Options options;  // the host's, its tensors on the device; status is set
 
-  /// narrows::forward on options.stream, with a workspace of 0xFF, results and status poisoned first on the same stream.
-  void run();
-  /// Waits for the call's stream and brings O and LSE to the host's tensors.
+  /// Waits for the call's stream and brings the results to the host's tensors.
   void download();
   CallStatus status() const;
   /// Inputs are as they were, and so is what lies beside every tensor.
@@ -53,12 +48,42 @@ class DeviceCall {
   /// Of an options' tensor, after the host's has new values.
   void upload(const Tensor& device);
 
- private:
-  Tensor mirrored(const Tensor& host, Placement placement);
+ protected:
+  DeviceTensors(const Options& host, Placement placement);
+  ~DeviceTensors() = default;
+  Tensor input(const Tensor& host);
+  Tensor result(const Tensor& host);
+  /// Results and status become NaN and 0xFF on the call's stream, and a workspace of so many bytes 0xFF.
+  void poison(std::int64_t workspace_bytes);
 
+ private:
+  Placement placement_;
   std::deque<Mirror> inputs_, results_;
   std::optional<DeviceBlock> workspace_;
   DeviceBlock status_;
+};
+
+class DeviceCall : public DeviceTensors {
+ public:
+  DeviceCall(const Inputs& in, const Outputs& out, const Options& options, Placement placement = Placement::aligned);
+
+  Inputs in;
+  Outputs out;
+
+  /// narrows::forward on options.stream, everything that it writes poisoned first on the same stream.
+  void run();
+};
+
+class DeviceBackward : public DeviceTensors {
+ public:
+  DeviceBackward(const BackwardInputs& in, const Gradients& out, const Options& options,
+                 Placement placement = Placement::aligned);
+
+  BackwardInputs in;
+  Gradients out;
+
+  /// narrows::backward, as DeviceCall::run.
+  void run();
 };
 
 }  // namespace narrows::test

@@ -49,7 +49,7 @@ void make_counting(Counting& c, CountedGradient which) {
 }
 
 void expect_counted(const Counting& c, CountedGradient which) {
-  const Array& result = std::array{&c.a.dq, &c.a.dk, &c.a.dv}[static_cast<std::size_t>(which)][0];
+  const Array& result = *std::array{&c.a.dq, &c.a.dk, &c.a.dv}[static_cast<std::size_t>(which)];
   Array expected(result.dtype(), result.shape());
   expected.fill(0);
   for (std::size_t s = 0; s < c.sequences.size(); ++s) {
