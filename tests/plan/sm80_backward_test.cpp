@@ -50,18 +50,27 @@ TEST(Sm80BackwardPlan, refuses_sizes_that_32_bits_do_not_hold) {
   EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1, .sq = kMost, .sk = 1, .h = 1, .hk = 1})), "");
   EXPECT_EQ(backward_refusal(sm80_backward_of({.sq = kMost + 1})), "takes up to 2147482623 rows of a tensor");
   EXPECT_EQ(backward_refusal(sm80_backward_of({.sk = kMost + 1})), "takes up to 2147482623 rows of a tensor");
-  // 64 rows and 128 keys a block.
-  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = 1 << 19, .h = 1 << 9, .hk = 1})),
+  const Plan plan = backward_plan({});
+  const i64 rows = plan.query_block << 13, keys = plan.key_block << 13;  // 8192 blocks of each
+  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = rows, .h = 1 << 9, .hk = 1})),
             "takes up to 2147482623 blocks of query rows, not 8192 of 262144 heads");
-  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = 1, .sk = 1 << 20, .h = 1 << 9, .hk = 1 << 9})),
+  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = 1, .sk = keys, .h = 1 << 9, .hk = 1 << 9})),
             "takes up to 2147482623 blocks of keys, not 8192 of 262144 heads");
-  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = 1, .sk = 1 << 20, .h = 1 << 9, .hk = 1 << 8})), "");
+  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1 << 9, .sq = 1, .sk = keys, .h = 1 << 9, .hk = 1 << 8})), "");
+}
+
+TEST(Sm80BackwardPlan, counts_the_tiles_of_dbias) {
   Options options;
-  options.bias = on_gpu(DType::fp32, {1, 2, 1 << 20, 1 << 22});
-  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1, .sq = 1 << 20, .sk = 1 << 22, .h = 2, .hk = 2}, options)),
-            "takes up to 2147482623 tiles of dbias, not 2147483648");
-  options.bias = on_gpu(DType::fp32, {1, 1, 1 << 20, 1 << 22});
-  EXPECT_EQ(backward_refusal(sm80_backward_of({.b = 1, .sq = 1 << 20, .sk = 1 << 22, .h = 2, .hk = 2}, options)), "");
+  options.bias = on_gpu(DType::fp32, {1, 4, 300, 500});
+  const GpuSizes sizes{.b = 2, .sq = 300, .sk = 500, .h = 4, .hk = 2};
+  Call call = sm80_backward_of(sizes, options);
+  EXPECT_EQ(bias_blocks(call.problem, 64, 128), 4 * 5 * 4);
+  EXPECT_EQ(backward_refusal(call), "");
+  call.problem.dbias_sizes = {1, 1, i64{1} << 30, i64{1} << 30};
+  EXPECT_EQ(backward_refusal(call).substr(0, 46), "takes up to 2147482623 tiles of dbias, not 281");
+  options.bias = on_gpu(DType::fp32, {500});
+  EXPECT_EQ(bias_blocks(sm80_backward_of(sizes, options).problem, 64, 128), 4);
+  EXPECT_EQ(bias_blocks(sm80_backward_of(sizes).problem, 64, 128), 0);
 }
 
 void expect_backward_tiles(const Plan& plan, const Machine& machine, DType dtype) {
@@ -129,27 +138,31 @@ TEST(Sm80BackwardPlan, shared_memory_by_hand) {
 
 i64 scratch_of(const Plan& plan, Sm80Region region) { return plan.workspace[static_cast<std::size_t>(region)].bytes; }
 
+i64 whole_units(i64 bytes) { return (bytes + 63) / 64 * 64; }
+
 TEST(Sm80BackwardPlan, scratch_is_linear_in_the_rows) {
   const GpuSizes sizes{.b = 2, .sq = 300, .sk = 500, .h = 4, .hk = 2, .d = 100, .dv = 64};
-  const Plan plan = backward_plan(sizes);  // 64 rows a block, 128 columns
-  EXPECT_EQ(scratch_of(plan, Sm80Region::rows), 8 * 5 * 64 * 8);
-  EXPECT_EQ(scratch_of(plan, Sm80Region::query_sums), 8 * 5 * 64 * 128 * 4);
-  EXPECT_EQ(plan.workspace_bytes(), 8 * 5 * 64 * (8 + 512));
+  const Plan plan = backward_plan(sizes);
+  const i64 blocks = 8 * ((300 + plan.query_block - 1) / plan.query_block), rows = blocks * plan.query_block;
+  EXPECT_EQ(scratch_of(plan, Sm80Region::rows), rows * 8);
+  EXPECT_EQ(scratch_of(plan, Sm80Region::query_sums), rows * 128 * 4) << "columns as they lie on chip";
+  EXPECT_EQ(scratch_of(plan, Sm80Region::slope_sums), 0);
+  EXPECT_EQ(scratch_of(plan, Sm80Region::sink_sums), 0);
+  EXPECT_EQ(scratch_of(plan, Sm80Region::turns), 0);
   GpuSizes longer = sizes;
   longer.sk = 500000;
   EXPECT_EQ(backward_plan(longer).workspace_bytes(), plan.workspace_bytes());
 
+  EXPECT_EQ(scratch_of(backward_plan(sizes, {.deterministic = true}), Sm80Region::turns),
+            whole_units((blocks * plan.warps + 1) * 4))
+      << "each warp of each block, and a counter";
   Options options;
-  options.deterministic = true;
-  EXPECT_EQ(scratch_of(backward_plan(sizes, options), Sm80Region::turns), 1344)
-      << "40 blocks of 8 warps and a counter, in whole 64 bytes";
-  options = {};
   options.alibi_slopes = on_gpu(DType::fp32, {4});
   options.sinks = on_gpu(DType::fp32, {4});
   const Plan ruled = backward_plan(sizes, options);
-  EXPECT_EQ(scratch_of(ruled, Sm80Region::slope_sums), 128) << "4 heads of 2 sequences with 4 blocks of keys each";
-  EXPECT_EQ(scratch_of(ruled, Sm80Region::sink_sums), 192) << "40 blocks of rows";
-  EXPECT_EQ(scratch_of(ruled, Sm80Region::turns), 0);
+  EXPECT_EQ(scratch_of(ruled, Sm80Region::slope_sums),
+            whole_units(8 * ((500 + ruled.key_block - 1) / ruled.key_block) * 4));
+  EXPECT_EQ(scratch_of(ruled, Sm80Region::sink_sums), whole_units(blocks * 4));
 
   Call some = sm80_backward_of(sizes);
   some.problem.wants_dq = false;
@@ -162,15 +175,17 @@ TEST(Sm80BackwardPlan, scratch_of_varlen_rows) {
   options.cu_seqlens_q = options.cu_seqlens_k = on_gpu(DType::int32, {4});
   options.alibi_slopes = on_gpu(DType::fp32, {3, 4});
   const Call call = make_explained_backward(in, options);
-  const Plan plan = plan_of(call, cuda::machine_of("sm_90a"));
   // 200 rows are 3 whole blocks of 64, and a sequence more has one to spare; 260 keys are 2 of 128.
-  EXPECT_EQ(scratch_of(plan, Sm80Region::rows), 4 * 7 * 64 * 8);
-  EXPECT_EQ(scratch_of(plan, Sm80Region::slope_sums), 128) << "4 heads of 6 blocks";
-  const Sm80BackwardBlocks blocks = backward_blocks(call.problem, plan.query_block, plan.key_block);
+  const Sm80BackwardBlocks blocks = backward_blocks(call.problem, 64, 128);
   EXPECT_EQ(blocks.query_blocks, 7);
   EXPECT_EQ(blocks.key_blocks, 6);
   EXPECT_EQ(blocks.query_pairs, 4);
   EXPECT_EQ(blocks.key_pairs, 2);
+  EXPECT_EQ(backward_turns(call.problem, 64, 8), 4 * 7 * 8);
+  const Plan plan = plan_of(call, cuda::machine_of("sm_90a"));
+  const Sm80BackwardBlocks planned = backward_blocks(call.problem, plan.query_block, plan.key_block);
+  EXPECT_EQ(scratch_of(plan, Sm80Region::rows), 4 * planned.query_blocks * plan.query_block * 8);
+  EXPECT_EQ(scratch_of(plan, Sm80Region::slope_sums), whole_units(4 * planned.key_blocks * 4));
 }
 
 TEST(Sm80BackwardPlan, deterministic_and_batch_invariant_calls_take_turns) {
@@ -269,7 +284,6 @@ TEST(Sm80BackwardPlan, calls_share_the_programs_of_kernels_that_do_not_see_their
   EXPECT_TRUE(same(BackwardKernel::queries, {.d = 128, .dv = 96}));
   EXPECT_FALSE(same(BackwardKernel::queries, {.d = 96, .dv = 128}));
   EXPECT_TRUE(same(BackwardKernel::queries, plain, {.scale = -1}));
-  EXPECT_FALSE(same(BackwardKernel::queries, plain, {.softcap = 3})) << "fewer rows a block";
   EXPECT_TRUE(same(BackwardKernel::sums, {.d = 64, .dv = 96}));
   EXPECT_FALSE(same(BackwardKernel::keys, plain, deterministic));
   EXPECT_TRUE(same(BackwardKernel::bias, plain, deterministic));
@@ -294,12 +308,19 @@ TEST(Sm80BackwardPlan, the_planned_set_is_small_and_has_each_program_once) {
 
 TEST(Sm80BackwardPlan, says_its_decisions) {
   const Plan plan =
-      backward_plan({.b = 2, .sq = 64, .sk = 500, .h = 4, .hk = 2, .d = 128, .dv = 128}, {.deterministic = true});
-  EXPECT_EQ(plan.text(),
-            "family sm80\nquery block 64\nkey block 128\nhead dims on chip 128, 128\nwarps 8\n"
-            "thread blocks of a multiprocessor 1\nshared memory of a thread block 165888 bytes\nstages of Q and dO 2\n"
-            "sums of dQ in the order of keys\ncopied 16 bytes at a time\nscratch facts of rows 4096 bytes\n"
-            "scratch sums of dQ 262144 bytes\nscratch turns 320 bytes\n");
+      backward_plan({.b = 2, .sq = 64, .sk = 500, .h = 4, .hk = 2, .d = 256, .dv = 200}, {.deterministic = true});
+  const std::string tiles =
+      text("family sm80\nquery block ", plan.query_block, "\nkey block ", plan.key_block,
+           "\nhead dims on chip 256, 256\nwarps ", plan.warps, "\nthread blocks of a multiprocessor ",
+           plan.resident_blocks, "\nshared memory of a thread block ", plan.shared_bytes,
+           " bytes\nwarps that share keys ", plan.column_warps, "\nstages of Q and dO ", plan.stages,
+           "\nsums of dQ in the order of keys\ncopied 16 bytes at a time\nscratch facts of rows 4096 bytes\n");
+  EXPECT_EQ(plan.text().substr(0, tiles.size()), tiles);
+  EXPECT_GT(plan.column_warps, 1);
+  Call gathered = sm80_backward_of({});
+  gathered.problem.q.alignment = 2;
+  EXPECT_NE(plan_of(gathered, cuda::machine_of("sm_90a")).text().find("\ncopied element by element\n"),
+            std::string::npos);
 }
 
 }  // namespace
