@@ -61,6 +61,18 @@ BackwardConstants with_tiles(BackwardConstants rules, const BackwardTiles& tiles
   return rules;
 }
 
+/// A warp's part of a row of results is 32 bytes at least: beside a much wider head dim the other one is padded.
+void widen(BackwardConstants& constants) {
+  constexpr i32 kPartBytes = 32;
+  const i32 item = constants.element == Element::fp32 ? 4 : 2;
+  // As kernels/backward_tiles.cuh cuts dQ.
+  const i32 row_tiles = constants.query_block >= 64 && constants.head_width * item >= 128 ? 2 : 1;
+  const i32 row_warps = std::max(constants.query_block / 16 / row_tiles, 1);
+  const i32 sum_warps = std::max(constants.warps / row_warps, constants.column_warps);
+  constants.head_width = width_of(std::max(constants.head_width, kPartBytes * sum_warps / item));
+  constants.value_width = width_of(std::max(constants.value_width, kPartBytes * constants.column_warps / item));
+}
+
 /// The program that a call of these dtypes, head dims and rules takes; none where no row fits.
 std::optional<BackwardConstants> backward_tiled(BackwardConstants rules, DType dtype, i32 head_width, i32 value_width,
                                                 const Machine& machine) {
@@ -71,7 +83,8 @@ std::optional<BackwardConstants> backward_tiled(BackwardConstants rules, DType d
   for (const BackwardTiles& tiles : kBackwardTiles) {
     if (tiles.element_bytes != static_cast<i32>(item_size(dtype))) continue;
     if (tiles.width != std::max(head_width, value_width)) continue;
-    const BackwardConstants constants = with_tiles(rules, tiles);
+    BackwardConstants constants = with_tiles(rules, tiles);
+    widen(constants);
     if (fits(backward_shared_bytes(constants), constants.resident_blocks, machine.shared_bytes)) return constants;
   }
   return std::nullopt;

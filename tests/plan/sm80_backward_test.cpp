@@ -80,8 +80,9 @@ void expect_backward_tiles(const Plan& plan, const Machine& machine, DType dtype
   const i64 score_warps = std::min<i64>(plan.column_warps, plan.query_block / 16);  // of those that share keys
   EXPECT_EQ(plan.query_block % (8 * score_warps), 0) << "8 columns of S a warp";
   EXPECT_EQ(plan.query_block % 16, 0);
-  EXPECT_EQ(plan.head_width % (8 * plan.column_warps), 0);
-  EXPECT_EQ(plan.value_width % (8 * plan.column_warps), 0);
+  const i64 item = static_cast<i64>(item_size(dtype));
+  EXPECT_GE(plan.head_width * item, 32 * plan.column_warps) << "32 bytes of a row of dK a warp";
+  EXPECT_GE(plan.value_width * item, 32 * plan.column_warps);
   EXPECT_TRUE(plan.stages == 1 || plan.stages == 2);
   EXPECT_GE(plan.head_width * static_cast<i64>(item_size(dtype)), 64);
 }
@@ -111,8 +112,9 @@ TEST(Sm80BackwardPlan, every_width_and_rule_has_tiles_on_every_gpu) {
               continue;
             }
             const Plan plan = plan_of(call, machine);
-            EXPECT_EQ(plan.head_width, d);
-            EXPECT_EQ(plan.value_width, dv);
+            EXPECT_GE(plan.head_width, d);
+            EXPECT_GE(plan.value_width, dv);
+            EXPECT_LE(std::max(plan.head_width, plan.value_width), std::max(d, dv)) << "the row of the table";
             EXPECT_EQ(plan.vector_sums, machine.compute_capability >= 90);
             expect_backward_tiles(plan, machine, dtype);
           }
