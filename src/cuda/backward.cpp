@@ -65,7 +65,7 @@ std::byte* aligned(std::byte* workspace) {
 
 i64 bytes_of(const Plan& plan, Sm80Region region) { return plan.workspace[static_cast<std::size_t>(region)].bytes; }
 
-/// Sums that kernels add to, and turns, begin at 0. They lie behind each other.
+/// What kernels add to begins at 0. It lies behind the rows' facts, which the first kernel writes.
 void clear_sums(const Plan& plan, std::byte* scratch, Stream stream) {
   const i64 before = bytes_of(plan, Sm80Region::rows), bytes = plan.workspace_bytes() - before;
   if (bytes) fill(scratch + before, 0, bytes, stream);
@@ -96,11 +96,12 @@ BackwardArgs backward_args(const Problem& problem, const Plan& plan, const Buffe
   args.query_blocks = narrow(blocks.query_blocks);
   args.key_blocks = narrow(blocks.key_blocks);
   args.section = narrow(plan.section);
-  std::array<std::byte*, 5> regions{};
+  std::array<std::byte*, 6> regions{};
   for (std::size_t index = 0; index < regions.size(); scratch += plan.workspace[index++].bytes)
     if (plan.workspace[index].bytes) regions[index] = scratch;
   const auto at = [&](Sm80Region region) { return regions[static_cast<std::size_t>(region)]; };
   args.rows = reinterpret_cast<RowFacts*>(at(Sm80Region::rows));
+  args.far_rows = reinterpret_cast<u32*>(at(Sm80Region::far_rows));
   args.query_sums = reinterpret_cast<float*>(at(Sm80Region::query_sums));
   args.slope_sums = reinterpret_cast<float*>(at(Sm80Region::slope_sums));
   args.sink_sums = reinterpret_cast<float*>(at(Sm80Region::sink_sums));

@@ -11,7 +11,7 @@
 
 namespace narrows {
 
-static_assert(kExchanges || (kQueryStages == 2 && kOutputStages == 2), "dQ comes a step later");
+static_assert(kExchanges || kStages == 2, "dQ comes a step later");
 
 // Deterministic: key blocks add to a query block in their order. A warp waits for the same warp of the key block before, which
 // adds to the same place, and no other. That one began earlier (claim_block), so it is running or done: no wait is for ever.
@@ -40,10 +40,10 @@ struct QueryPart {
   int row_tile, column_tile;
 };
 
-// dS K of a step.
-inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& place) {
+// dS K of a step, or the columns of one pass.
+inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& place, int pass) {
   const LanePlace lane;
-  const SumPart part(lane.warp % kSumColumnWarps);
+  const SumPart part(lane.warp % kSumColumnWarps + pass * kSumColumnWarps);
   QueryPart result;
   result.row_tile = lane.warp / kSumColumnWarps * kSumRowTiles;
   result.column_tile = part.first / kElementBytes / 8;
@@ -53,7 +53,7 @@ inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& pla
                                     part.unit());
   result.to =
       call.args.query_sums + query_block_number(call.args, call.facts.block, place.head, place.tile) * kSumsOfBlock;
-  if constexpr (kDeterministic) await_turn(call, place);
+  if (kDeterministic && pass == 0) await_turn(call, place);
   return result;
 }
 
@@ -66,7 +66,8 @@ inline void send(const QueryPart& part, int begin, int end) {
 #pragma unroll
     for (int n = 0; n < SumPart::tiles; ++n) {
       if (t * SumPart::tiles + n < begin || t * SumPart::tiles + n >= end) continue;
-      if (SumPart::tiles * kSumColumnWarps * 8 > kHeadDim && part.column_tile + n >= kHeadDim / 8) continue;
+      if (SumPart::tiles * kSumColumnWarps * kSumPasses * 8 > kHeadDim && part.column_tile + n >= kHeadDim / 8)
+        continue;
       if constexpr (kVectorSums) {
         add_global4(part.to + sum_place(part.row_tile + t, part.column_tile + n, lane.lane, 0), part.sums[t][n]);
       } else {
@@ -79,9 +80,11 @@ inline void send(const QueryPart& part, int begin, int end) {
 
 // dQ += dS K of a step.
 inline void add_queries(const Call& call, i32 step, const Place& place) {
-  const QueryPart part = multiply_gradients(call, step, place);
-  send(part, 0, kSumRowTiles * SumPart::tiles);
-  if (kDeterministic && part.to != nullptr) pass_turn(call, place);
+  for (int pass = 0; pass < kSumPasses; ++pass) {
+    const QueryPart part = multiply_gradients(call, step, place, pass);
+    send(part, 0, kSumRowTiles * SumPart::tiles);
+  }
+  if constexpr (kDeterministic) pass_turn(call, place);
 }
 
 // The lanes' parts of a head's dslope are one number of scratch.
@@ -124,18 +127,22 @@ inline void add_exchanged(const Call& call, i32 step, const Walk& walk, KeySums&
   const ValuePart value(lane.column_warp());
   constexpr int parts = 2 * kBlockQueries / kDepth, sums = kSumRowTiles * SumPart::tiles;
   __syncthreads();  // the scores are whole
-  const QueryPart dq = multiply_gradients(call, step, walk.place);
+  QueryPart dq;
+  if constexpr (kSumPasses == 1)
+    dq = multiply_gradients(call, step, walk.place, 0);
+  else
+    add_queries(call, step, walk.place);
   add_rows<kScoreTile, kOutputTile>(dv, call.weights(), lane.first_key(), value.start(call.outputs(step)), value.unit(),
                                     [&](int n) { send(dq, n * sums / parts, (n + 1) * sums / parts); });
-  if constexpr (kOutputStages == 1) {
+  if constexpr (kStages == 1) {
     __syncthreads();
     if (walk.more) load_outputs(call, step + 1, walk.next);
   }
   add_rows<kScoreTile, kQueryTile>(
       dk, call.gradients(step), lane.first_key(), head.start(call.queries(step)), head.unit(),
       [&](int n) { send(dq, (n + parts / 2) * sums / parts, (n + parts / 2 + 1) * sums / parts); });
-  if (kDeterministic && dq.to != nullptr) pass_turn(call, walk.place);
-  if constexpr (kQueryStages == 1) {
+  if (kDeterministic && kSumPasses == 1) pass_turn(call, walk.place);
+  if constexpr (kStages == 1) {
     __syncthreads();
     if (walk.more) load_queries(call, step + 1, walk.next);
   }
@@ -144,7 +151,7 @@ inline void add_exchanged(const Call& call, i32 step, const Walk& walk, KeySums&
 inline void step_once(const Call& call, i32 step, const DropoutRule& dropout, Walk& walk, KeySums& dk, ValueSums& dv) {
   const Sight sight = sight_of(call, step);
   // A turn must be taken, and a single stage filled again, whatever is seen.
-  const bool computed = sight.any || kDeterministic || kQueryStages == 1 || kOutputStages == 1;
+  const bool computed = sight.any || kDeterministic || kStages == 1;
   if (walk.owes_sums) add_queries(call, step - 1, walk.before);
   if (computed && (!kExchanges || LanePlace().column_warp() < kScoreWarps)) {
     Scores p, g;
@@ -176,8 +183,10 @@ inline void walk_queries(const Call& call, KeySums& dk, ValueSums& dv) {
     __syncthreads();  // Q and dO have come for all, all have left those of the step before, and its dS^T is whole
     walk.next = walk.place.next(block);
     walk.more = step + 1 < steps;
-    if (kQueryStages > 1 && walk.more) load_queries(call, step + 1, walk.next);
-    if (kOutputStages > 1 && walk.more) load_outputs(call, step + 1, walk.next);
+    if (kStages > 1 && walk.more) {
+      load_queries(call, step + 1, walk.next);
+      load_outputs(call, step + 1, walk.next);
+    }
     step_once(call, step, dropout, walk, dk, dv);
     if (kAlibi && args.slope_sums != nullptr && walk.next.head != walk.place.head) {
       store_slope(call, walk.place.head, walk.slope);

@@ -15,7 +15,7 @@ struct Sight {
 // In shared memory, because the loop needs every register.
 struct Facts {
   KeyBlock block;
-  Sight sights[kQueryStages][kLookers];
+  Sight sights[kStages][kLookers];
   float slopes[kWarps];
   u32 index;
   bool far;  // some row of the call has an LSE far out
@@ -29,21 +29,20 @@ struct Call {
   u32 keys() const { return tiles; }
   u32 values() const { return tiles + kKeyTile.bytes(); }
   u32 queries(i32 step) const {
-    return values() + static_cast<u32>(kValueTile.bytes() + step % kQueryStages * kQueryTile.bytes());
+    return values() + static_cast<u32>(kValueTile.bytes() + step % kStages * kQueryTile.bytes());
   }
   u32 outputs(i32 step) const {
-    return queries(0) +
-           static_cast<u32>(kQueryStages * kQueryTile.bytes() + step % kOutputStages * kOutputTile.bytes());
+    return queries(0) + static_cast<u32>(kStages * kQueryTile.bytes() + step % kStages * kOutputTile.bytes());
   }
   u32 gradients(i32 step) const {
     return outputs(0) +
-           static_cast<u32>(kOutputStages * kOutputTile.bytes() + (kExchanges ? 0 : step % 2 * kScoreTile.bytes()));
+           static_cast<u32>(kStages * kOutputTile.bytes() + (kExchanges ? 0 : step % 2 * kScoreTile.bytes()));
   }
   u32 weights() const { return gradients(0) + kScoreTile.bytes(); }
   u32 rows(i32 step) const {
-    return weights() + kScoreTile.bytes() + static_cast<u32>(step % kQueryStages * kBlockQueries) * sizeof(RowFacts);
+    return weights() + kScoreTile.bytes() + static_cast<u32>(step % kStages * kBlockQueries) * sizeof(RowFacts);
   }
-  u32 seen(i32 step) const { return rows(step) + kQueryStages * kBlockQueries * static_cast<u32>(sizeof(RowFacts)); }
+  u32 seen(i32 step) const { return rows(step) + kStages * kBlockQueries * static_cast<u32>(sizeof(RowFacts)); }
 };
 
 // A step's query head and block of query rows.
@@ -81,7 +80,7 @@ inline void look(const Call& call, i32 step, i32 first_row) {
   const bool any = seen.begin < min_of(seen.end, end) && seen.end > block.first;
   const Sight sight{__any_sync(~0u, any) != 0,
                     __any_sync(~0u, exists && (seen.begin > block.first || seen.end < end)) != 0};
-  if (row % kWarp == 0) call.facts.sights[step % kQueryStages][row / kWarp] = sight;
+  if (row % kWarp == 0) call.facts.sights[step % kStages][row / kWarp] = sight;
 }
 
 inline void load_outputs(const Call& call, i32 step, const Place& place) {
@@ -111,10 +110,10 @@ inline void load_queries(const Call& call, i32 step, const Place& place) {
 }
 
 inline Sight sight_of(const Call& call, i32 step) {
-  Sight all = call.facts.sights[step % kQueryStages][0];
+  Sight all = call.facts.sights[step % kStages][0];
 #pragma unroll
   for (int w = 1; w < kLookers; ++w) {
-    const Sight& one = call.facts.sights[step % kQueryStages][w];
+    const Sight& one = call.facts.sights[step % kStages][w];
     all = {all.any || one.any, all.partial || one.partial};
   }
   return all;

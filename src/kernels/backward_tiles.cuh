@@ -27,10 +27,12 @@ using Scores = float[kRowTiles][kQueryTiles][4];
 using KeySums = float[kRowTiles][HeadPart::tiles][4];
 using ValueSums = float[kRowTiles][ValuePart::tiles][4];
 
-// dQ of a step is cut among the warps another way.
+// dQ of a step is cut among the warps another way: rows, columns, and columns again where a warp cannot hold its part at once.
 constexpr int kSumRowTiles = kBlockQueries >= 64 && kHeadBytes >= 128 ? 2 : 1;
 constexpr int kSumRowWarps = kBlockQueries / 16 / kSumRowTiles, kSumColumnWarps = max_of(kWarps / kSumRowWarps, 1);
-using SumPart = ColumnPart<kKeyTile, kSumColumnWarps>;
+constexpr int kSumColumns = ColumnPart<kKeyTile, kSumColumnWarps>::columns;
+constexpr int kSumPasses = kSumRowTiles * kSumColumns > 128 ? ceil_div(kSumRowTiles* kSumColumns, 128) : 1;
+using SumPart = ColumnPart<kKeyTile, kSumColumnWarps * kSumPasses>;
 using QuerySums = float[kSumRowTiles][SumPart::tiles][4];
 
 // Where a lane's scores are.

@@ -23,24 +23,24 @@ struct BackwardTiles {
   i32 warps, column_warps, stages, resident_blocks;
 };
 constexpr std::array kBackwardTiles{
-    BackwardTiles{2, 32, 64, 128, 64, 8, 1, 2, 1},  BackwardTiles{2, 64, 64, 128, 32, 8, 1, 2, 1},
-    BackwardTiles{2, 64, 64, 64, 32, 4, 1, 2, 1},   BackwardTiles{2, 96, 64, 128, 32, 8, 1, 2, 1},
-    BackwardTiles{2, 96, 64, 64, 32, 4, 1, 2, 1},   BackwardTiles{2, 96, 32, 64, 32, 4, 1, 1, 1},
-    BackwardTiles{2, 128, 64, 128, 32, 8, 1, 2, 1}, BackwardTiles{2, 128, 64, 64, 32, 4, 1, 2, 1},
-    BackwardTiles{2, 128, 32, 64, 32, 4, 1, 1, 1},  BackwardTiles{2, 192, 64, 64, 64, 8, 2, 2, 1},
-    BackwardTiles{2, 192, 64, 64, 64, 8, 2, 1, 1},  BackwardTiles{2, 192, 32, 32, 32, 4, 2, 1, 1},
-    BackwardTiles{2, 256, 64, 64, 64, 8, 2, 2, 1},  BackwardTiles{2, 256, 64, 64, 64, 8, 2, 1, 1},
-    BackwardTiles{2, 256, 32, 32, 32, 4, 2, 1, 1},  BackwardTiles{2, 512, 64, 32, 64, 8, 4, 1, 1},
-    BackwardTiles{2, 512, 32, 32, 32, 8, 4, 1, 1},  BackwardTiles{2, 512, 16, 16, 16, 4, 4, 1, 1},
-    BackwardTiles{2, 576, 64, 32, 64, 8, 4, 1, 1},  BackwardTiles{2, 576, 32, 32, 32, 8, 4, 1, 1},
-    BackwardTiles{2, 576, 16, 16, 16, 4, 4, 1, 1},  BackwardTiles{4, 32, 32, 64, 32, 4, 1, 2, 1},
+    BackwardTiles{2, 32, 64, 128, 32, 4, 1, 2, 2},  BackwardTiles{2, 32, 64, 128, 32, 4, 1, 2, 1},
+    BackwardTiles{2, 64, 32, 128, 32, 4, 1, 2, 2},  BackwardTiles{2, 64, 32, 128, 32, 4, 1, 2, 1},
+    BackwardTiles{2, 96, 64, 128, 32, 8, 1, 2, 1},  BackwardTiles{2, 96, 32, 64, 32, 4, 1, 2, 1},
+    BackwardTiles{2, 128, 64, 128, 32, 8, 2, 2, 1}, BackwardTiles{2, 128, 64, 128, 32, 8, 2, 1, 1},
+    BackwardTiles{2, 128, 64, 64, 32, 4, 2, 1, 1},  BackwardTiles{2, 192, 64, 64, 32, 8, 2, 2, 1},
+    BackwardTiles{2, 192, 64, 64, 32, 8, 2, 1, 1},  BackwardTiles{2, 192, 32, 32, 32, 4, 2, 1, 1},
+    BackwardTiles{2, 256, 64, 64, 32, 8, 4, 2, 1},  BackwardTiles{2, 256, 64, 64, 32, 8, 4, 1, 1},
+    BackwardTiles{2, 256, 32, 32, 32, 4, 4, 1, 1},  BackwardTiles{2, 512, 64, 32, 64, 8, 8, 1, 1},
+    BackwardTiles{2, 512, 32, 16, 32, 8, 8, 1, 1},  BackwardTiles{2, 512, 16, 16, 16, 8, 8, 1, 1},
+    BackwardTiles{2, 576, 64, 32, 64, 8, 8, 1, 1},  BackwardTiles{2, 576, 32, 16, 32, 8, 8, 1, 1},
+    BackwardTiles{2, 576, 16, 16, 16, 8, 8, 1, 1},  BackwardTiles{4, 32, 32, 128, 32, 8, 1, 2, 1},
+    BackwardTiles{4, 32, 32, 64, 32, 4, 1, 2, 1},   BackwardTiles{4, 64, 32, 128, 32, 8, 1, 2, 1},
     BackwardTiles{4, 64, 32, 64, 32, 4, 1, 2, 1},   BackwardTiles{4, 96, 32, 64, 32, 4, 1, 2, 1},
-    BackwardTiles{4, 96, 32, 32, 32, 4, 2, 2, 1},   BackwardTiles{4, 128, 32, 64, 32, 8, 2, 2, 1},
-    BackwardTiles{4, 128, 32, 32, 32, 4, 2, 1, 1},  BackwardTiles{4, 192, 32, 32, 32, 4, 2, 1, 1},
-    BackwardTiles{4, 192, 32, 16, 32, 2, 2, 1, 1},  BackwardTiles{4, 256, 32, 32, 32, 4, 2, 1, 1},
-    BackwardTiles{4, 256, 16, 16, 16, 2, 2, 1, 1},  BackwardTiles{4, 512, 32, 16, 32, 4, 4, 1, 1},
-    BackwardTiles{4, 512, 16, 16, 16, 4, 4, 1, 1},  BackwardTiles{4, 576, 32, 16, 32, 4, 4, 1, 1},
-    BackwardTiles{4, 576, 16, 16, 16, 4, 4, 1, 1},
+    BackwardTiles{4, 96, 32, 32, 32, 4, 2, 1, 1},   BackwardTiles{4, 128, 32, 64, 32, 8, 2, 2, 1},
+    BackwardTiles{4, 128, 32, 32, 32, 4, 2, 1, 1},  BackwardTiles{4, 192, 32, 32, 32, 8, 4, 1, 1},
+    BackwardTiles{4, 192, 16, 32, 16, 4, 2, 1, 1},  BackwardTiles{4, 256, 32, 32, 32, 8, 4, 1, 1},
+    BackwardTiles{4, 256, 16, 16, 16, 4, 4, 1, 1},  BackwardTiles{4, 512, 16, 16, 16, 8, 8, 1, 1},
+    BackwardTiles{4, 576, 16, 16, 16, 8, 8, 1, 1},
 };
 
 constexpr i64 kMostBackwardWidth = kWidths.back();
@@ -129,6 +129,7 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
     return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
   };
   return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
+          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
           {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
           {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
           {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
@@ -227,9 +228,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
       return own;
     case BackwardKernel::queries:
       own.head_width = own.value_width = constants.head_width;
-      own.warps = constants.warps;
-      own.key_block = 16 * (constants.warps / constants.column_warps);
-      own.column_warps = constants.column_warps;
+      own.key_block = 16 * kPlainWarps;
       own.vector_sums = constants.vector_sums;
       return own;
     case BackwardKernel::sums:

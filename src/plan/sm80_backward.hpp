@@ -53,7 +53,7 @@ i64 backward_turns(const Problem& problem, i64 query_block, int warps);
 i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block);
 
 /// Scratch, in the order of the plan's regions.
-enum class Sm80Region : std::size_t { rows, query_sums, slope_sums, sink_sums, turns };
+enum class Sm80Region : std::size_t { rows, far_rows, query_sums, slope_sums, sink_sums, turns };
 
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine);
 
