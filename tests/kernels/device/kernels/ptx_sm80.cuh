@@ -67,6 +67,16 @@ inline void load_shared64(u32 at, u32 (&x)[2]) {
 }
 inline unsigned short load_shared16(u32 at) { return shared_at<unsigned short>(at); }
 inline void store_shared(u32 at, u32 x) { put_shared(at, x); }
+inline void store_shared64(u32 at, u32 a, u32 b) {
+  put_shared(at, a);
+  put_shared(at + 4, b);
+}
+inline void load_shared128(u32 at, u32& a, u32& b, u32& c, u32& d) {
+  a = shared_at<u32>(at);
+  b = shared_at<u32>(at + 4);
+  c = shared_at<u32>(at + 8);
+  d = shared_at<u32>(at + 12);
+}
 inline void store_shared16(u32 at, unsigned short x) { put_shared(at, x); }
 inline void store_shared8(u32 at, u32 x) { put_shared(at, static_cast<unsigned char>(x)); }
 template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
@@ -76,6 +86,7 @@ template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
 }
 
 // ---- registers
+inline float min_or_nan(float a, float b) { return a != a || b != b ? a + b : a < b ? a : b; }
 inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
 inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? 0.f * x : x; }
