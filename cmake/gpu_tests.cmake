@@ -8,7 +8,8 @@ if(NOT NARROWS_SANITIZE)
       --write "${narrows_gpu_hash}"
     BYPRODUCTS "${narrows_gpu_hash}" COMMENT "Hashing the sources of the GPU tests" VERBATIM)
   add_executable(narrows_gpu_tests ${narrows_gpu_test_sources} "${narrows_gpu_hash}"
-    "${PROJECT_SOURCE_DIR}/tests/support/cases.cpp" "${PROJECT_SOURCE_DIR}/tests/support/counting.cpp")
+    "${PROJECT_SOURCE_DIR}/tests/support/cases.cpp" "${PROJECT_SOURCE_DIR}/tests/support/counting.cpp"
+    "${PROJECT_SOURCE_DIR}/tests/support/counting_backward.cpp")
   add_dependencies(narrows_gpu_tests narrows_gpu_hash)
   narrows_test_program(narrows_gpu_tests)
   set_source_files_properties("${narrows_gpu_hash}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)

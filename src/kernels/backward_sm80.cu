@@ -13,24 +13,46 @@ namespace narrows {
 
 static_assert(kExchanges || kStages == 2, "dQ comes a step later");
 
-// Deterministic: key blocks add to a query block in their order. A warp waits for the same warp of the key block before, which
-// adds to the same place, and no other. That one began earlier (claim_block), so it is running or done: no wait is for ever.
-inline u32* turn_of(const Call& call, const Place& place) {
-  return call.args.turns + query_block_number(call.args, call.facts.block, place.head, place.tile) * kWarps +
-         threadIdx.x / kWarp;
+// Deterministic: key blocks add to some query blocks, a group, in their order. A warp waits for the same warp of the key block
+// before, which adds to the same places, and no other. That one began earlier (claim_block), so it is running or done: no wait
+// is for ever.
+constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks; one alone: 0.85 of what four reach
+
+struct Turn {
+  u32* at = nullptr;
+  u32 number = 0, seen = 0;
+};
+struct Turns {
+  Turn now, before;
+};
+
+inline bool begins_group(const KeyBlock& block, i32 tile) { return tile % kGroup == 0 || tile == block.begin_tile; }
+inline bool ends_group(const KeyBlock& block, i32 tile) {
+  return tile % kGroup == kGroup - 1 || tile == block.end_tile - 1;
 }
-inline void await_turn(const Call& call, const Place& place) {
+
+// Whose turn it is, asked long before it must be known.
+inline Turn ask_turn(const Call& call, const Place& place) {
+  const BackwardArgs& args = call.args;
   const KeyBlock& block = call.facts.block;
-  const u32 turn = static_cast<u32>(block.first / kBlockKeys - first_key_block(call.args, block, place.tile));
-  if (threadIdx.x % kWarp == 0)
-    while (load_acquire(turn_of(call, place)) != turn) {
-    }
+  const i32 first = place.tile / kGroup * kGroup;
+  const i32 turn = block.first / kBlockKeys - first_key_block(args, block, first, kGroup);
+  u32* const at = args.turns + query_block_number(args, block, place.head, first) * kWarps + threadIdx.x / kWarp;
+  return {at, static_cast<u32>(turn), load_relaxed(at)};
+}
+
+// What the warp adds afterwards depends on this, and what others have added was made by the memory before their number was.
+inline void await_turn(Turn& turn) {
+  while (turn.seen != turn.number) turn.seen = load_relaxed(turn.at);
   __syncwarp();
 }
-inline void pass_turn(const Call& call, const Place& place) {
-  __threadfence();
+
+// A step later, when what the warp has added is there: at once it would wait for that.
+inline void pass_turn(Turn& turn) {
+  if (turn.at == nullptr) return;
   __syncwarp();
-  if (threadIdx.x % kWarp == 0) store_release(turn_of(call, place), *turn_of(call, place) + 1);
+  if (threadIdx.x % kWarp == 0) store_release(turn.at, turn.number + 1);
+  turn = {};
 }
 
 // A warp's part of dQ of a step, on its way to scratch.
@@ -41,9 +63,10 @@ struct QueryPart {
 };
 
 // dS K of a step, or the columns of one pass.
-inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& place, int pass) {
+inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& place, int pass, Turns& turns) {
   const LanePlace lane;
   const SumPart part(lane.warp % kSumColumnWarps + pass * kSumColumnWarps);
+  if (kDeterministic && pass == 0) pass_turn(turns.before);
   QueryPart result;
   result.row_tile = lane.warp / kSumColumnWarps * kSumRowTiles;
   result.column_tile = part.first / kElementBytes / 8;
@@ -53,7 +76,10 @@ inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& pla
                                     part.unit());
   result.to =
       call.args.query_sums + query_block_number(call.args, call.facts.block, place.head, place.tile) * kSumsOfBlock;
-  if (kDeterministic && pass == 0) await_turn(call, place);
+  if (kDeterministic && pass == 0) {
+    await_turn(turns.now);
+    if (ends_group(call.facts.block, place.tile)) turns.before = turns.now;
+  }
   return result;
 }
 
@@ -79,12 +105,11 @@ inline void send(const QueryPart& part, int begin, int end) {
 }
 
 // dQ += dS K of a step.
-inline void add_queries(const Call& call, i32 step, const Place& place) {
+inline void add_queries(const Call& call, i32 step, const Place& place, Turns& turns) {
   for (int pass = 0; pass < kSumPasses; ++pass) {
-    const QueryPart part = multiply_gradients(call, step, place, pass);
+    const QueryPart part = multiply_gradients(call, step, place, pass, turns);
     send(part, 0, kSumRowTiles * SumPart::tiles);
   }
-  if constexpr (kDeterministic) pass_turn(call, place);
 }
 
 // The lanes' parts of a head's dslope are one number of scratch.
@@ -108,6 +133,7 @@ struct Walk {
   float slope;     // of the head so far, this lane's part
   Place before;    // the step before
   bool owes_sums;  // of dQ
+  Turns turns;
 };
 
 // dV += P^T dO and dK += dS^T Q of a warp that holds P^T and dS^T: they are operands as they are. dQ is left for later.
@@ -121,7 +147,7 @@ inline void add_own(const Call& call, i32 step, Scores& p, Scores& g, KeySums& d
 
 // All three sums, by warps that each have made a part of P^T and dS^T or none. A tile that has one stage is loaded as soon as
 // all have left it. dQ leaves while dV and dK are summed.
-inline void add_exchanged(const Call& call, i32 step, const Walk& walk, KeySums& dk, ValueSums& dv) {
+inline void add_exchanged(const Call& call, i32 step, Walk& walk, KeySums& dk, ValueSums& dv) {
   const LanePlace lane;
   const HeadPart head(lane.column_warp());
   const ValuePart value(lane.column_warp());
@@ -129,9 +155,9 @@ inline void add_exchanged(const Call& call, i32 step, const Walk& walk, KeySums&
   __syncthreads();  // the scores are whole
   QueryPart dq;
   if constexpr (kSumPasses == 1)
-    dq = multiply_gradients(call, step, walk.place, 0);
+    dq = multiply_gradients(call, step, walk.place, 0, walk.turns);
   else
-    add_queries(call, step, walk.place);
+    add_queries(call, step, walk.place, walk.turns);
   add_rows<kScoreTile, kOutputTile>(dv, call.weights(), lane.first_key(), value.start(call.outputs(step)), value.unit(),
                                     [&](int n) { send(dq, n * sums / parts, (n + 1) * sums / parts); });
   if constexpr (kStages == 1) {
@@ -141,7 +167,6 @@ inline void add_exchanged(const Call& call, i32 step, const Walk& walk, KeySums&
   add_rows<kScoreTile, kQueryTile>(
       dk, call.gradients(step), lane.first_key(), head.start(call.queries(step)), head.unit(),
       [&](int n) { send(dq, (n + parts / 2) * sums / parts, (n + parts / 2 + 1) * sums / parts); });
-  if (kDeterministic && kSumPasses == 1) pass_turn(call, walk.place);
   if constexpr (kStages == 1) {
     __syncthreads();
     if (walk.more) load_queries(call, step + 1, walk.next);
@@ -152,7 +177,8 @@ inline void step_once(const Call& call, i32 step, const DropoutRule& dropout, Wa
   const Sight sight = sight_of(call, step);
   // A turn must be taken, and a single stage filled again, whatever is seen.
   const bool computed = sight.any || kDeterministic || kStages == 1;
-  if (walk.owes_sums) add_queries(call, step - 1, walk.before);
+  if (walk.owes_sums) add_queries(call, step - 1, walk.before, walk.turns);
+  if (kDeterministic && begins_group(call.facts.block, walk.place.tile)) walk.turns.now = ask_turn(call, walk.place);
   if (computed && (!kExchanges || LanePlace().column_warp() < kScoreWarps)) {
     Scores p, g;
     Tangents tangents;
@@ -175,7 +201,7 @@ inline void walk_queries(const Call& call, KeySums& dk, ValueSums& dv) {
   const KeyBlock& block = call.facts.block;
   const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
   const i32 steps = args.group * (block.end_tile - block.begin_tile);
-  Walk walk{{block.kv_head * args.group, block.begin_tile}, {}, true, 0.f, {}, false};
+  Walk walk{{block.kv_head * args.group, block.begin_tile}, {}, true, 0.f, {}, false, {}};
   load_queries(call, 0, walk.place);
   load_outputs(call, 0, walk.place);
   for (i32 step = 0; step < steps; ++step) {
@@ -196,7 +222,8 @@ inline void walk_queries(const Call& call, KeySums& dk, ValueSums& dv) {
     walk.place = walk.next;
   }
   __syncthreads();
-  if (walk.owes_sums) add_queries(call, steps - 1, walk.before);
+  if (walk.owes_sums) add_queries(call, steps - 1, walk.before, walk.turns);
+  if constexpr (kDeterministic) pass_turn(walk.turns.before);
 }
 
 // Sums of a warp to a tile of results, whose rows are keys.

@@ -17,10 +17,10 @@ inline i32 query_tiles(const SequenceFacts& facts) { return ceil_div(facts.queri
 // Keys [first, first + kBlockKeys) that exist.
 inline Range keys_of(const KeyBlock& block) { return {block.first, min_of(block.first + kBlockKeys, block.keys)}; }
 
-// The first block of keys that block `tile` of query rows sees.
-inline i32 first_key_block(const CallArgs& args, const SequenceFacts& facts, i32 tile) {
+// The first block of keys that `tiles` blocks of query rows see, from block `tile` on.
+inline i32 first_key_block(const CallArgs& args, const SequenceFacts& facts, i32 tile, i32 tiles) {
   const i32 row = tile * kBlockQueries;
-  const Range rows{row, min_of(row + kBlockQueries, facts.queries)};
+  const Range rows{row, min_of(row + tiles * kBlockQueries, facts.queries)};
   return static_cast<i32>(key_range(args.visibility, rows, facts.shift, facts.keys).begin) / kBlockKeys;
 }
 

@@ -81,10 +81,10 @@ inline void add_global4(float* at, const float (&x)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");
 }
-// What was written before it by whoever released the number is seen by what follows.
-inline u32 load_acquire(const u32* at) {
+// Of a number that others store. What was written before store_release is there once the number is seen.
+inline u32 load_relaxed(const u32* at) {
   u32 x;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
   return x;
 }
 inline void store_release(u32* at, u32 x) {

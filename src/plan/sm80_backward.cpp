@@ -138,8 +138,10 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
                           static_cast<i64>(sizeof(u32)))}};
 }
 
-/// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2.
-i64 backward_section(const Problem& problem, const Machine& machine, i64 key_pairs) {
+/// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
+/// turns, the more heads the fewer blocks wait for each other.
+i64 backward_section(const Problem& problem, const Machine& machine, i64 key_pairs, bool takes_turns) {
+  if (takes_turns) return std::max<i64>(key_pairs, 1);
   if (!limits_keys(problem.rules.mask) || problem.max_queries == 0 || problem.group() == 0) return 1;
   const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
                   (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
@@ -290,8 +292,8 @@ std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const
   plan.vector_sums = constants->vector_sums;
   plan.takes_turns = constants->deterministic;
   plan.shared_bytes = backward_shared_bytes(*constants);
-  plan.section =
-      backward_section(problem, machine, backward_blocks(problem, plan.query_block, plan.key_block).key_pairs);
+  plan.section = backward_section(
+      problem, machine, backward_blocks(problem, plan.query_block, plan.key_block).key_pairs, constants->deterministic);
   plan.workspace = backward_regions(problem, *constants);
   const double rate =
       machine.flops_per_second * backward_reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
