@@ -19,6 +19,8 @@ constexpr std::array kTensorNames{
     TensorName{"sinks", &Options::sinks, TensorName::floats},
     TensorName{"mask", &Options::mask, TensorName::booleans},
     TensorName{"shift", &Options::shift, TensorName::indices},
+    TensorName{"key_begin", &Options::key_begin, TensorName::indices},
+    TensorName{"key_end", &Options::key_end, TensorName::indices},
     TensorName{"cu_seqlens_q", &Options::cu_seqlens_q, TensorName::indices, "cu_seqlens"},
     TensorName{"cu_seqlens_k", &Options::cu_seqlens_k, TensorName::indices, "cu_seqlens"},
     TensorName{"seqused_q", &Options::seqused_q, TensorName::indices},

@@ -123,8 +123,10 @@ int run(Run& run) {
 
 constexpr const char* kRunHelp =
     "A file holds q (b, sq, h, d), k (b, sk, hk, d) and v (b, sk, hk, dv), or q (total, h, d) with cu_seqlens_q, and\n"
-    "optionally bias, mask, alibi_slopes (slopes), sinks, shift, cu_seqlens_q, cu_seqlens_k (or one cu_seqlens),\n"
-    "seqused_q, seqused_k; o and lse are compared with the result. Names LAYER.q, LAYER.k, LAYER.v, ... make a call\n"
+    "optionally bias, mask, alibi_slopes (slopes), sinks, shift, key_begin, key_end, cu_seqlens_q, cu_seqlens_k (or "
+    "one\n"
+    "cu_seqlens), seqused_q, seqused_k; o and lse are compared with the result. Names LAYER.q, LAYER.k, LAYER.v, ... "
+    "make a call\n"
     "each, and a tensor without prefix belongs to every call. Several .npy files are named by their stems.\n"
     "With cache_seqlens, block_table, cache_batch_idx, leftpad, k_new, v_new, cu_seqlens_k_new, rotary_cos, rotary_sin "
     "or\n"

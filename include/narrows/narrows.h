@@ -202,6 +202,11 @@ typedef struct narrows_options {
   narrows_tensor status;    /* int32 (4) on the device: code (0 = every rule kept), sequence, value, limit */
   const char* family;       /* force a family by name; NULL or "": NARROWS_FAMILY, else the fastest that accepts */
   void* stream; /* GPU: a CUstream (cudaStream_t) of the tensors' device; NULL = the legacy default stream */
+
+  /* Which keys a query sees, besides the rules above. (b, sq), varlen (total_q), int32: query i of its sequence sees keys
+   * key_begin[i] <= j < key_end[i] alone, j counted from the sequence's first key. Any value, and either alone. */
+  narrows_tensor key_begin;
+  narrows_tensor key_end;
 } narrows_options;
 
 /* What a call costs, counted exactly. The strings end in a zero byte and all lie in `memory`. */

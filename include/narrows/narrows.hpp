@@ -155,6 +155,9 @@ struct Options {
   Window window{};
   std::int64_t chunk = 0;  // floor(j / chunk) == floor(p / chunk); 0 = off
   Tensor mask{};           // boolean, broadcasts to (b, h, sq, sk); true = may attend
+  // (b, sq), varlen (total_q), int32: query i of its sequence sees keys key_begin[i] <= j < key_end[i] alone, j counted
+  // from the sequence's first key. Any value, and either alone. Documents and prefixes are such intervals.
+  Tensor key_begin{}, key_end{};
 
   // Dropout on P, the same mask on every backend.
   double dropout = 0;  // probability of dropping, [0, 1)
@@ -258,8 +261,8 @@ NARROWS_API void merge_backward(std::span<const Outputs> parts, const Tensor& do
 NARROWS_API std::int64_t workspace_size(const Inputs& in, const Options& options = {});
 NARROWS_API std::int64_t backward_workspace_size(const Inputs& in, const Options& options = {});
 
-/// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read. Lengths on a GPU are not
-/// read either: the counts are then those of the longest sequences that fit, at most.
+/// What a call costs, counted exactly from shapes, lengths and masks; no element of q, k, v is read. Lengths, key_begin
+/// and key_end on a GPU are not read either: the counts are then those of the longest sequences that fit, at most.
 struct Explanation {
   std::string problem;               // the facts in one line
   std::string family;                // that would run it

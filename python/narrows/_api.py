@@ -57,6 +57,9 @@ def attention(
     window: (left, right). Keys p - left <= j <= p + right, both included; None or -1 = unlimited.
     chunk: int, 0 = off. Only keys of the query's own chunk: j // chunk == p // chunk.
     mask: boolean array that broadcasts to (b, h, sq, sk); True = may attend.
+    key_begin, key_end: (b, sq), varlen (total_q,) int32, either alone. Query i of its sequence sees only keys
+        key_begin[i] <= j < key_end[i], j counted from the sequence's first key. Any values: documents that share a row
+        (begin and end of each query's own), a prefix that all see (key_end = max(prefix, i + 1) instead of causal).
 
     A query that sees no key gets O = 0 and LSE = -inf (with a sink: the sink).
 
@@ -65,7 +68,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k: (b + 1,) int32. Sequence s is rows cu_seqlens[s] up to cu_seqlens[s + 1].
     seqused_q, seqused_k: (b,) int32. Rows used of each sequence; the rest is never read, and its O is 0.
 
-    The short ones (slopes, sinks, shift, lengths) may be lists.
+    The short ones (slopes, sinks, shift, key_begin, key_end, lengths) may be lists.
 
     Dropout on P, the same mask on every machine and tiling:
 

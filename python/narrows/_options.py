@@ -30,6 +30,8 @@ class Options(TypedDict, total=False):
     window: Optional[Tuple[Optional[int], Optional[int]]]
     chunk: int
     mask: Any
+    key_begin: Optional[Ints]
+    key_end: Optional[Ints]
     dropout: float
     seed: Any
     offset: Any
@@ -163,7 +165,7 @@ _LISTS: Mapping[str, type] = {
     **dict.fromkeys(
         (
             *("shift", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "cache_seqlens", "block_table"),
-            *("cache_batch_idx", "leftpad", "cu_seqlens_k_new", "rotary_base"),
+            *("cache_batch_idx", "leftpad", "cu_seqlens_k_new", "rotary_base", "key_begin", "key_end"),
         ),
         np.int32,
     ),

@@ -23,6 +23,8 @@ constexpr std::pair<std::string_view, Tensor Options::*> kOptions[] = {
     {"sinks", &Options::sinks},
     {"shift", &Options::shift},
     {"mask", &Options::mask},
+    {"key_begin", &Options::key_begin},
+    {"key_end", &Options::key_end},
     {"cu_seqlens_q", &Options::cu_seqlens_q},
     {"cu_seqlens_k", &Options::cu_seqlens_k},
     {"seqused_q", &Options::seqused_q},

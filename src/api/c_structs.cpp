@@ -95,6 +95,8 @@ void read_visibility(Options& options, const narrows_options& given) {
   options.chunk = given.chunk;
   options.shift = tensor_from("shift", given.shift);
   options.mask = tensor_from("mask", given.mask);
+  options.key_begin = tensor_from("key_begin", given.key_begin);
+  options.key_end = tensor_from("key_end", given.key_end);
 }
 
 void read_dropout(Options& options, const narrows_options& given) {

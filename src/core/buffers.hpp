@@ -25,7 +25,7 @@ struct View {
 struct Indices {
   const std::int32_t* data = nullptr;
   i64 stride = 0;      // elements, between values
-  i64 row_stride = 0;  // elements, between rows (block_table)
+  i64 row_stride = 0;  // elements, between rows (block_table, key_begin, key_end)
 
   explicit operator bool() const { return data != nullptr; }
   i64 operator[](i64 index) const { return data[index * stride]; }
@@ -60,6 +60,8 @@ struct Buffers {
   std::byte* workspace = nullptr;  // the caller's; null = the backend allocates
   std::int32_t* status = nullptr;  // of a GPU, 4 values; null = not wanted
   void* stream = nullptr;          // of a GPU
+
+  Indices key_begin, key_end;  // (b, sq)
 
   Indices cache_seqlens, cache_batch_idx, leftpad, rotary_base, block_table;
 };

@@ -74,7 +74,7 @@ void check_new_keys(Call& call, const Options& options, bool needs_data) {
   problem.appends = true;
 }
 
-/// Entries of the pages that hold a visible or an appended key of sequence b.
+/// Entries of the pages from the first to the last with a visible key of sequence b, and of those with an appended one.
 void check_entries(const Call& call, const Sequence& sequence) {
   const Problem& problem = call.problem;
   const i64 pages = problem.key_batches;
@@ -88,7 +88,8 @@ void check_entries(const Call& call, const Sequence& sequence) {
                      to_text(std::clamp<i64>(entry, 0, std::max<i64>(pages - 1, 0))));
     }
   };
-  const Range seen = key_range(problem.rules.mask, {0, sequence.queries}, sequence.shift, sequence.keys);
+  const Range seen =
+      key_range(problem.rules.mask, sequence.bounds, {0, sequence.queries}, sequence.shift, sequence.keys);
   check({sequence.first_key + seen.begin, sequence.first_key + seen.end});
   const i64 end = sequence.first_key + sequence.keys;
   check({end - sequence.new_keys, end});

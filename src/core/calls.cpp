@@ -10,7 +10,7 @@ class Neighbours {
  public:
   Neighbours(const Inputs& in, const Options& options) {
     for (const Tensor* input : {&in.q, &in.k, &in.v, &options.bias, &options.mask, &options.alibi_slopes,
-                                &options.sinks, &options.k_new, &options.v_new})
+                                &options.sinks, &options.key_begin, &options.key_end, &options.k_new, &options.v_new})
       add("an input", *input);
   }
   void add(std::string_view name, const Tensor& tensor) { others_[count_++] = {name, &tensor}; }

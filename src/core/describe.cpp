@@ -25,6 +25,8 @@ std::string rules_text(const Problem& problem) {
   if (rules.mask.left < kUnlimited || right < kUnlimited)
     joined += text(" window=(", side(rules.mask.left), ", ", side(right), ")");
   if (rules.mask.chunk) joined += text(" chunk=", rules.mask.chunk);
+  if (rules.key_begin) joined += " key_begin";
+  if (rules.key_end) joined += " key_end";
   if (rules.softcap > 0) joined += text(" softcap=", rules.softcap);
   if (problem.alibi_slopes.given) joined += " alibi_slopes";
   if (problem.bias.given) joined += " bias";

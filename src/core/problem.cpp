@@ -129,6 +129,18 @@ void check_state(Call& call, const Options& options, bool needs_data) {
   call.buffers.stream = options.stream;
 }
 
+RowBounds row_bounds(const Buffers& buffers, i64 batch, i64 first_query) {
+  RowBounds bounds;
+  const auto place = [&](const Indices& values, const i32*& data, i64& stride) {
+    if (!values) return;
+    data = &values.data[batch * values.row_stride + first_query * values.stride];
+    stride = values.stride;
+  };
+  place(buffers.key_begin, bounds.begin, bounds.begin_stride);
+  place(buffers.key_end, bounds.end, bounds.end_stride);
+  return bounds;
+}
+
 }  // namespace
 
 Call check_call(const Inputs& in, const Options& options, bool needs_data) {
@@ -183,6 +195,7 @@ Sequence sequence(const Problem& problem, const Buffers& buffers, i64 index) {
   sequence.shift = sequence.keys - sequence.queries;
   if (problem.rules.causal == Causal::top_left) sequence.shift = 0;
   if (buffers.shift) sequence.shift = buffers.shift[index];
+  sequence.bounds = row_bounds(buffers, index, sequence.first_query);
   return sequence;
 }
 

@@ -25,10 +25,11 @@ struct Layout {
 
 struct Rules {
   double scale = 1;
-  double softcap = 0;            // 0 = off
-  Mask mask;                     // window, causal and chunk
-  Causal causal = Causal::none;  // top_left: shift 0; otherwise shift = sk - sq unless own_shift
-  bool own_shift = false;        // a shift is given for each sequence
+  double softcap = 0;                       // 0 = off
+  Mask mask;                                // window, causal and chunk
+  Causal causal = Causal::none;             // top_left: shift 0; otherwise shift = sk - sq unless own_shift
+  bool own_shift = false;                   // a shift is given for each sequence
+  bool key_begin = false, key_end = false;  // bounds of each query row's keys are given
   double dropout = 0;
   Origin origin;
 };
@@ -43,6 +44,7 @@ struct Sequence {
   i64 shift = 0;      // query i stands at position i + shift
   i64 key_batch = 0;  // row of k, v (cache: cache_batch_idx) or of block_table
   i64 new_keys = 0;   // of `keys`, the last ones, still in k_new
+  RowBounds bounds;   // key_begin and key_end of its query rows, in memory of the call's device
 };
 
 struct Problem {

@@ -28,6 +28,18 @@ LateNumber check_number(std::string_view argument, const Number& number, std::ui
   return late;
 }
 
+/// A number for each query row.
+Indices check_row_bound(std::string_view argument, const Tensor& tensor, const Problem& problem) {
+  check_memory(argument, tensor, problem.device, true);
+  check_dtype(argument, tensor, DType::int32, "must be int32");
+  if (problem.query_form == QueryForm::varlen) {
+    check_shape(argument, tensor, Dims{problem.query_rows}, "(total_q)");
+    return {static_cast<const std::int32_t*>(tensor.data), stride(tensor, 0), 0};
+  }
+  check_shape(argument, tensor, Dims{problem.batch, problem.query_rows}, "(b, sq)");
+  return {static_cast<const std::int32_t*>(tensor.data), stride(tensor, 1), stride(tensor, 0)};
+}
+
 /// What a bias or a mask has to broadcast to.
 Broadcast broadcast_of(const Problem& problem, const Options& options) {
   const bool dense_q = problem.query_form == QueryForm::dense, dense_k = problem.key_form == KeyForm::dense;
@@ -74,6 +86,10 @@ void check_numbers(Call& call, const Options& options) {
     call.buffers.shift = check_indices("shift", options.shift, problem.device, problem.batch, "(b)");
     rules.own_shift = true;
   }
+  rules.key_begin = options.key_begin.given();
+  rules.key_end = options.key_end.given();
+  if (rules.key_begin) call.buffers.key_begin = check_row_bound("key_begin", options.key_begin, problem);
+  if (rules.key_end) call.buffers.key_end = check_row_bound("key_end", options.key_end, problem);
   problem.batch_invariant = options.batch_invariant;
   problem.deterministic = options.deterministic;
   if (options.num_splits < 0)

@@ -5,7 +5,7 @@
 
 namespace narrows {
 
-/// scale, softcap, causal, shift, window, chunk and the numbers that say how to compute.
+/// scale, softcap, causal, shift, window, chunk, key_begin, key_end and the numbers that say how to compute.
 void check_numbers(Call& call, const Options& options);
 /// dropout, seed, offset, origin: after the lengths are known.
 void check_dropout(Call& call, const Options& options, bool needs_data);

@@ -1,5 +1,7 @@
 #include "core/work.hpp"
 
+#include "core/lengths.hpp"
+
 #include <algorithm>
 
 namespace narrows {
@@ -20,7 +22,7 @@ i64 sum(std::initializer_list<i64> terms) {
 struct Rows {
   i64 queries = 0;  // of all sequences
   i64 keys = 0;
-  i64 seen_keys = 0;             // by at least one query
+  i64 seen_keys = 0;             // from the first to the last that a query sees
   i64 pairs = 0, rectangle = 0;  // a head
 };
 
@@ -28,7 +30,7 @@ struct Rows {
 bool all_alike(const Call& call) {
   const Buffers& buffers = call.buffers;
   return call.problem.query_form == QueryForm::dense && call.problem.key_form == KeyForm::dense && !buffers.seqused_q &&
-         !buffers.seqused_k && !buffers.shift;
+         !buffers.seqused_k && !buffers.shift && buffers.key_begin.row_stride == 0 && buffers.key_end.row_stride == 0;
 }
 
 /// Of lengths that only the device knows: a row sees at most its window and its chunk of the keys that there may be.
@@ -55,11 +57,12 @@ Rows count(const Call& call) {
   for (i64 b = 0; b < (alike ? std::min<i64>(batch, 1) : batch); ++b) {
     const Sequence s = sequence(call.problem, call.buffers, b);
     const Mask& mask = call.problem.rules.mask;
-    const Range seen = key_range(mask, {0, s.queries}, s.shift, s.keys);
+    const RowBounds bounds = are_read(call.problem.device) ? s.bounds : RowBounds{};
+    const Range seen = key_range(mask, bounds, {0, s.queries}, s.shift, s.keys);
     rows.queries += s.queries;
     rows.keys += s.keys;
     rows.seen_keys += length(seen);
-    rows.pairs = saturating_add(rows.pairs, visible_pairs(mask, s.queries, s.keys, s.shift));
+    rows.pairs = saturating_add(rows.pairs, visible_pairs(mask, bounds, s.queries, s.keys, s.shift));
     rows.rectangle = saturating_add(rows.rectangle, saturating_multiply(s.queries, s.keys));
   }
   if (alike)

@@ -83,7 +83,7 @@ template <class T> void QueryRows<T>::load(const QueryHeads& heads, Range number
     const i64 number = numbers.begin + place;
     if (number + kRowsAhead < numbers.end) ask_for(number + kRowsAhead);
     const i64 i = number / heads.width(), h = heads.heads.begin + number % heads.width();
-    Range visible = visible_keys(problem.rules.mask, i + lengths.shift, lengths.keys);
+    Range visible = row_keys(problem.rules.mask, lengths.bounds, i, lengths.shift, lengths.keys);
     RowTerms<T> terms;
     if (visible.begin < visible.end) terms = row_terms(call_, heads, h, i, room);
     if (terms.lse == -kInfinity<T>) visible.end = visible.begin;

@@ -54,11 +54,16 @@ template <class T>
 Range seen_columns(const BackwardCall<T>& call, const QueryRows<T>& rows, i64 first_row, i64 count,
                    const KeyTile& tile) {
   const Sequence& lengths = rows.heads().sequence;
-  const Range queries{rows.rows()[static_cast<std::size_t>(first_row)].i,
-                      rows.rows()[static_cast<std::size_t>(first_row + count - 1)].i + 1};
-  const Range keys = key_range(call.problem.rules.mask, queries, lengths.shift, lengths.keys);
-  const Range seen = intersect({keys.begin - tile.first, keys.end - tile.first}, {0, tile.count});
-  if (seen.begin >= seen.end) return {0, 0};
+  const std::span<const GradientRow<T>> some =
+      rows.rows().subspan(static_cast<std::size_t>(first_row), static_cast<std::size_t>(count));
+  const Range all{tile.first, tile.first + tile.count};
+  const Range keys = lengths.bounds.given()
+                         ? hull_of(some, all, [](const GradientRow<T>& row) { return row.visible; })
+                         : intersect(key_range(call.problem.rules.mask, {some.front().i, some.back().i + 1},
+                                               lengths.shift, lengths.keys),
+                                     all);
+  if (keys.begin >= keys.end) return {0, 0};
+  const Range seen{keys.begin - tile.first, keys.end - tile.first};
   const i64 strip = call.kernels.columns;
   return {seen.begin / strip * strip, ceil_div(seen.end, strip) * strip};
 }

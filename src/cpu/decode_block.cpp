@@ -60,7 +60,8 @@ template <class T> void DecodeBlock<T>::weigh(Range block) {
 template <class T>
 void DecodeBlock<T>::accumulate(Range block, i64 first, std::span<const std::byte*> rows, const LaterRows& later) {
   const T* const p = scores(block) + first;
-  if (call_.buffers.mask || call_.buffers.bias) drop_hidden_values(block.begin + first, p, rows);
+  if (call_.buffers.mask || call_.buffers.bias || head_.sequence.bounds.given())
+    drop_hidden_values(block.begin + first, p, rows);
   const PlacedRows values = placed(call_.buffers.v, call_.problem.value_dim, rows, later);
   call_.kernels.decode.accumulate(p, s_stride_, count(), values, o_, call_.value_width);
 }
@@ -81,8 +82,8 @@ PlacedRows DecodeBlock<T>::placed(const View& view, i64 length, std::span<const 
   return {copies_.data(), number, width, accumulator(view.dtype), later};
 }
 
-/// A key that no row sees must not reach any, but a weight of 0 times a value of NaN would. Without mask and bias some row
-/// sees every key between the first and the last.
+/// A key that no row sees must not reach any, but a weight of 0 times a value of NaN would. Without mask, bias and bounds
+/// of rows some row sees every key between the first and the last.
 template <class T>
 void DecodeBlock<T>::drop_hidden_values(i64 first_key, const T* p, std::span<const std::byte*> rows) {
   const Problem& problem = call_.problem;

@@ -51,7 +51,7 @@ template <class T> KvHead make_kv_head(const ForwardCall<T>& call, i64 batch, i6
   head.kv_head = kv_head;
   head.sequence = sequence(call.problem, call.buffers, batch);
   const Sequence& lengths = head.sequence;
-  head.keys = key_range(call.problem.rules.mask, {0, lengths.queries}, lengths.shift, lengths.keys);
+  head.keys = key_range(call.problem.rules.mask, lengths.bounds, {0, lengths.queries}, lengths.shift, lengths.keys);
   if (head.keys.begin < head.keys.end)
     head.tiles = {head.keys.begin / call.key_block, ceil_div(head.keys.end, call.key_block)};
   return head;

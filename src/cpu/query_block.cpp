@@ -33,8 +33,7 @@ QueryBlock<T>::QueryBlock(const ForwardCall<T>& call, const KvHead& head, Range 
       pointers_(call.template scratch<const std::byte*>(thread, call.layout.pointers)),
       numbers_(rows),
       rows_(load_rows(rows)),
-      keys_(key_range(call.problem.rules.mask, {rows_.front().place.i, rows_.back().place.i + 1}, head.sequence.shift,
-                      head.sequence.keys)) {}
+      keys_(seen_by(rows_, {0, head.sequence.keys})) {}
 
 template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
   const Problem& problem = call_.problem;
@@ -43,11 +42,17 @@ template <class T> auto QueryBlock<T>::load_rows(Range rows) -> std::span<Row> {
   Row* const first = scratch<Row>(call_.layout.rows);
   for (i64 number = rows.begin; number < rows.end; ++number) {
     const i64 i = number / group, h = head_.kv_head * group + number % group, position = i + lengths.shift;
-    const ScoreRow place{head_.batch, h, i, position, visible_keys(problem.rules.mask, position, lengths.keys)};
+    const ScoreRow place{head_.batch, h, i, position,
+                         row_keys(problem.rules.mask, lengths.bounds, i, lengths.shift, lengths.keys)};
     std::construct_at(first + (number - rows.begin),
                       Row{place, row_rules(problem, call_.buffers, call_.kernels, head_.batch, h), {}});
   }
   return {first, size(rows.end - rows.begin)};
+}
+
+template <class T> Range QueryBlock<T>::seen_by(std::span<const Row> rows, Range keys) const {
+  if (head_.sequence.bounds.given()) return hull_of(rows, keys, [](const Row& row) { return row.place.visible; });
+  return intersect({rows.front().place.visible.begin, rows.back().place.visible.end}, keys);
 }
 
 template <class T> void QueryBlock<T>::run() {
@@ -157,8 +162,8 @@ template <class T> void QueryBlock<T>::attend(Range keys) {
 /// One panel against the part of one tile that its rows see.
 template <class T> void QueryBlock<T>::attend_tile(i64 first_row, i64 count, const PackedTile& tile, i64 first_key) {
   const std::span<Row> panel = rows_.subspan(size(first_row), size(count));
-  const Range seen{panel.front().place.visible.begin - first_key, panel.back().place.visible.end - first_key};
-  const Range hull = intersect(seen, {0, tile.count});
+  const Range seen = seen_by(panel, {first_key, first_key + tile.count});
+  const Range hull{seen.begin - first_key, seen.end - first_key};
   if (hull.begin >= hull.end) return;
   const i64 strip = call_.kernels.columns;
   const i64 begin = hull.begin / strip * strip, columns = round_up(hull.end, strip) - begin;

@@ -65,6 +65,8 @@ template <class T> class QueryBlock {
     return call_.template scratch<Part>(thread_, start + slot_ * call_.layout.slot_bytes);
   }
   std::span<Row> load_rows(Range rows);
+  /// Of `keys`, from the first to the last that one of the rows sees.
+  Range seen_by(std::span<const Row> rows, Range keys) const;
   /// Q as the products read it, and an O of zeros.
   void pack_queries();
   /// Adds keys, which begin and end where tiles or the rows' hull do.

@@ -54,6 +54,8 @@ Call::Call(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Options& 
       mask(broadcast(options_.mask)),
       slopes(options_.alibi_slopes),
       sinks(options_.sinks),
+      key_begin(options_.key_begin),
+      key_end(options_.key_end),
       options(options_),
       scale(options_.scale.value_or(1 / std::sqrt(static_cast<double>(q_.shape[q_.shape.rank() - 1])))),
       dropout(options_, q_.shape[q_.shape.rank() - 2]),
@@ -106,7 +108,13 @@ bool Call::visible(const Sequence& s, Index head, Index query, Index key) const 
   if (options.window.left >= 0 && position - key > options.window.left) return false;
   if (options.window.right >= 0 && key - position > options.window.right) return false;
   if (options.chunk > 0 && floor_divide(key, options.chunk) != floor_divide(position, options.chunk)) return false;
+  if (key_begin.given() && key < bound(key_begin, s, query)) return false;
+  if (key_end.given() && key >= bound(key_end, s, query)) return false;
   return !mask.given() || mask.at(s.b, head, query, key) != 0;
+}
+
+Index Call::bound(const View& bounds, const Sequence& s, Index query) const {
+  return packed_queries ? bounds.integer(s.first_query + query) : bounds.integer(s.b, query);
 }
 
 Place Call::query_place(const Sequence& s, Index query) const { return {s.b, s.first_query + query}; }

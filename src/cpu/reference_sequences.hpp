@@ -34,6 +34,7 @@ class Call {
   bool packed_queries, packed_keys;
   View q, k, v, k_new, v_new;
   View bias, mask, slopes, sinks;  // bias and mask as (b, h, sq, sk)
+  View key_begin, key_end;         // (b, sq), packed (total_q)
   Options options;
   double scale;
   Dropout dropout;
@@ -57,6 +58,7 @@ class Call {
   Dims lse_shape() const;
 
  private:
+  Index bound(const View& bounds, const Sequence& sequence, Index query) const;
   void set_keys(Sequence& sequence) const;
   void set_cache_keys(Sequence& sequence) const;
   void rotate(std::vector<double>& row, Index position) const;

@@ -34,6 +34,16 @@ struct ScoreRow {
   Range visible;  // keys, before mask and bias
 };
 
+/// Of `keys`, from the first to the last that one of the rows sees; visible(row): what each does, in any order.
+template <class Rows, class Visible> Range hull_of(const Rows& rows, Range keys, const Visible& visible) {
+  Range hull{keys.end, keys.begin};
+  for (const auto& row : rows) {
+    const Range seen = intersect(visible(row), keys);
+    if (seen.begin < seen.end) hull = {std::min(hull.begin, seen.begin), std::max(hull.end, seen.end)};
+  }
+  return hull.begin < hull.end ? hull : Range{0, 0};
+}
+
 template <class T> void fill_columns(T* s, Range columns, T value) {
   if (columns.begin < columns.end) std::fill(s + columns.begin, s + columns.end, value);
 }

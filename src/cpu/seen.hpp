@@ -21,16 +21,19 @@ template <class T>
 bool key_is_seen(const Problem& problem, const Buffers& buffers, const TileKernels<T>& kernels, i64 batch,
                  const Sequence& sequence, Range heads, i64 j) {
   const Range rows = visible_queries(problem.rules.mask, j, sequence.queries, sequence.shift);
-  for (i64 i = rows.begin; i < rows.end; ++i)
+  for (i64 i = rows.begin; i < rows.end; ++i) {
+    const Range keys = bounded(sequence.bounds, i, {j, j + 1});
+    if (keys.begin == keys.end) continue;
     for (i64 h = heads.begin; h < heads.end; ++h)
       if (weighs(buffers, kernels, batch, h, i, j)) return true;
+  }
   return false;
 }
 
 template <class T>
 bool row_is_seen(const Problem& problem, const Buffers& buffers, const TileKernels<T>& kernels, i64 batch,
                  const Sequence& sequence, i64 h, i64 i) {
-  const Range keys = visible_keys(problem.rules.mask, i + sequence.shift, sequence.keys);
+  const Range keys = row_keys(problem.rules.mask, sequence.bounds, i, sequence.shift, sequence.keys);
   for (i64 j = keys.begin; j < keys.end; ++j)
     if (weighs(buffers, kernels, batch, h, i, j)) return true;
   return false;

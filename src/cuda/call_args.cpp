@@ -8,6 +8,8 @@ namespace {
 
 IndicesArg indices_arg(const Indices& indices) { return {indices.data, indices.stride}; }
 
+RowIndicesArg row_indices_arg(const Indices& indices) { return {indices.data, indices.row_stride, indices.stride}; }
+
 LateArg late_arg(const LateNumber& number) {
   LateArg arg;
   arg.value = number.value;
@@ -49,6 +51,8 @@ void set_call_args(CallArgs& args, const Problem& problem, const Buffers& buffer
   args.seqused_q = indices_arg(buffers.seqused_q);
   args.seqused_k = indices_arg(buffers.seqused_k);
   args.shift = indices_arg(buffers.shift);
+  args.key_begin = row_indices_arg(buffers.key_begin);
+  args.key_end = row_indices_arg(buffers.key_end);
   args.batch = narrow(problem.batch);
   args.heads = narrow(problem.heads);
   args.group = narrow(problem.group());

@@ -117,9 +117,17 @@ struct Keys {
   i32 begin, end;
 };
 
+// The sequence's own. Of a null address the strides are 0.
+inline RowBounds row_bounds(const CallArgs& args, const SequenceFacts& facts) {
+  const auto first = [&](const RowIndicesArg& values) {
+    return values.data + facts.sequence * values.batch_stride + facts.first_query * values.stride;
+  };
+  return {first(args.key_begin), first(args.key_end), args.key_begin.stride, args.key_end.stride};
+}
+
 // What row i of the sequence sees; i is a row that exists.
 inline Keys seen_keys(const CallArgs& args, const SequenceFacts& facts, i32 i) {
-  const Range range = visible_keys(args.visibility, i + facts.shift, facts.keys);
+  const Range range = row_keys(args.visibility, row_bounds(args, facts), i, facts.shift, facts.keys);
   return {static_cast<i32>(range.begin), static_cast<i32>(range.end)};
 }
 

@@ -175,7 +175,7 @@ std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& wo
   plan.copy_bytes = constants->copy_bytes;
   plan.skips_rescale = constants->skips_rescale;
   plan.shared_bytes = forward_shared_bytes(*constants);
-  if (limits_keys(problem.rules.mask) && problem.max_keys > 0) {
+  if (limits_keys(problem.rules) && problem.max_keys > 0) {
     const i64 item = static_cast<i64>(item_size(problem.dtype));
     const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
     const i64 pairs = varlen ? problem.heads : problem.batch * problem.heads;

@@ -142,7 +142,7 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
 /// turns, the more heads the fewer blocks wait for each other.
 i64 backward_section(const Problem& problem, const Machine& machine, i64 key_pairs, bool takes_turns) {
   if (takes_turns) return std::max<i64>(key_pairs, 1);
-  if (!limits_keys(problem.rules.mask) || problem.max_queries == 0 || problem.group() == 0) return 1;
+  if (!limits_keys(problem.rules) || problem.max_queries == 0 || problem.group() == 0) return 1;
   const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
                   (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
   const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);

@@ -39,8 +39,9 @@ inline i64 heads_in_l2(const Machine& machine, double bytes) {
   return std::max<i64>(1, static_cast<i64>(kSectionOfL2 * static_cast<double>(machine.l2_bytes) / bytes));
 }
 
-inline bool limits_keys(const Mask& mask) {
-  return mask.left < kUnlimited || mask.right < kUnlimited || mask.chunk != 0;
+inline bool limits_keys(const Rules& rules) {
+  const Mask& mask = rules.mask;
+  return mask.left < kUnlimited || mask.right < kUnlimited || mask.chunk != 0 || rules.key_begin || rules.key_end;
 }
 
 /// Numbers of rows, heads and thread blocks are 32-bit there.

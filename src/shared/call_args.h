@@ -24,6 +24,12 @@ struct IndicesArg {
   i64 stride = 0;  // elements
 };
 
+// int32 values of query rows, (b, s); not given as above.
+struct RowIndicesArg {
+  const i32* data = nullptr;
+  i64 batch_stride = 0, stride = 0;  // elements
+};
+
 // A number, or the place to read it from.
 struct LateArg {
   u64 value = 0;
@@ -35,6 +41,7 @@ struct CallArgs {
   TensorArg alibi_slopes;  // (b, h)
   TensorArg sinks;         // strides[0] is the head's
   IndicesArg cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, shift;
+  RowIndicesArg key_begin, key_end;
   i32 batch = 0, heads = 0, group = 1;  // group: query heads of a kv head
   i32 query_rows = 0, key_rows = 0;     // of the tensors: a sequence's, varlen all
   i32 head_dim = 0, value_dim = 0;

@@ -12,6 +12,8 @@
 //   hull.
 // The same holds with queries and keys exchanged.
 //
+// A call may bound each row's keys besides (RowBounds). Rows then see an interval still, but neither fact holds.
+//
 // Lengths and |shift| up to 2^40, |p| and |j| up to 2^41, sides and chunk up to 2^61: no sum here overflows.
 #pragma once
 #include "shared/params.h"
@@ -29,6 +31,17 @@ struct Mask {
 struct Range {
   i64 begin = 0;
   i64 end = 0;
+};
+
+// Of the rows of one sequence: row i sees no key before begin[i] and none from end[i] on, whatever the numbers. A null
+// one bounds nothing.
+struct RowBounds {
+  const i32* begin = nullptr;
+  const i32* end = nullptr;
+  i64 begin_stride = 0, end_stride = 0;  // elements
+
+  constexpr bool given() const { return begin != nullptr || end != nullptr; }
+  constexpr bool same_for_all() const { return begin_stride == 0 && end_stride == 0; }
 };
 
 enum class TileClass { empty, partial, full };
@@ -63,6 +76,18 @@ constexpr Range visible_keys(const Mask& mask, i64 p, i64 sk) {
   return {clamp_to(keys.begin, i64{0}, sk), clamp_to(keys.end, i64{0}, sk)};
 }
 
+// Those of `keys` that row i is let see. begin <= end in both.
+constexpr Range bounded(const RowBounds& bounds, i64 i, Range keys) {
+  if (bounds.begin) keys.begin = clamp_to(i64{bounds.begin[i * bounds.begin_stride]}, keys.begin, keys.end);
+  if (bounds.end) keys.end = clamp_to(i64{bounds.end[i * bounds.end_stride]}, keys.begin, keys.end);
+  return keys;
+}
+
+// The keys that row i sees: all rules together.
+constexpr Range row_keys(const Mask& mask, const RowBounds& bounds, i64 i, i64 shift, i64 sk) {
+  return bounded(bounds, i, visible_keys(mask, i + shift, sk));
+}
+
 // The rows of [0, sq) that see key j; j is a key that exists.
 constexpr Range visible_queries(const Mask& mask, i64 j, i64 sq, i64 shift) {
   Range positions{j - mask.right, j + mask.left + 1};
@@ -77,6 +102,18 @@ constexpr Range visible_queries(const Mask& mask, i64 j, i64 sq, i64 shift) {
 constexpr Range key_range(const Mask& mask, Range rows, i64 shift, i64 sk) {
   if (rows.begin >= rows.end) return {0, 0};
   return {visible_keys(mask, rows.begin + shift, sk).begin, visible_keys(mask, rows.end - 1 + shift, sk).end};
+}
+
+// From the first to the last key that one of the rows sees.
+constexpr Range key_range(const Mask& mask, const RowBounds& bounds, Range rows, i64 shift, i64 sk) {
+  if (rows.begin >= rows.end) return {0, 0};
+  if (bounds.same_for_all()) return bounded(bounds, rows.begin, key_range(mask, rows, shift, sk));
+  Range hull{sk, 0};
+  for (i64 i = rows.begin; i < rows.end; ++i) {
+    const Range keys = row_keys(mask, bounds, i, shift, sk);
+    if (keys.begin < keys.end) hull = {min_of(hull.begin, keys.begin), max_of(hull.end, keys.end)};
+  }
+  return hull.begin < hull.end ? hull : Range{0, 0};
 }
 
 // The rows that see at least one of the keys.
@@ -145,6 +182,17 @@ constexpr i64 visible_pairs(const Mask& mask, i64 sq, i64 sk, i64 shift) {
   if (last > first + 1) {
     total = saturating_add(total, saturating_multiply(last - first - 1, chunk_pairs(first + 1)));
   }
+  return total;
+}
+
+constexpr i64 visible_pairs(const Mask& mask, const RowBounds& bounds, i64 sq, i64 sk, i64 shift) {
+  if (sq == 0) return 0;
+  i64 total = 0;
+  if (bounds.same_for_all()) {  // of the keys before the end, less those before the beginning
+    const Range keys = bounded(bounds, 0, {0, sk});
+    return visible_pairs(mask, sq, keys.end, shift) - visible_pairs(mask, sq, keys.begin, shift);
+  }
+  for (i64 i = 0; i < sq; ++i) total = saturating_add(total, length(row_keys(mask, bounds, i, shift, sk)));
   return total;
 }
 

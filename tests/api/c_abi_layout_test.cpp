@@ -103,7 +103,7 @@ static_assert(offsetof(narrows_merge_gradients, parts) == 8);
 static_assert(offsetof(narrows_merge_gradients, dsinks) == 16);
 
 static_assert(std::is_standard_layout_v<narrows_options> && std::is_trivially_copyable_v<narrows_options>);
-static_assert(sizeof(narrows_options) == 2744);
+static_assert(sizeof(narrows_options) == 2968);
 static_assert(offsetof(narrows_options, struct_size) == 0);
 static_assert(offsetof(narrows_options, scale) == 8);
 static_assert(offsetof(narrows_options, has_scale) == 16);
@@ -153,6 +153,8 @@ static_assert(offsetof(narrows_options, workspace) == 2504);
 static_assert(offsetof(narrows_options, status) == 2616);
 static_assert(offsetof(narrows_options, family) == 2728);
 static_assert(offsetof(narrows_options, stream) == 2736);
+static_assert(offsetof(narrows_options, key_begin) == 2744);
+static_assert(offsetof(narrows_options, key_end) == 2856);
 
 static_assert(std::is_standard_layout_v<narrows_explanation> && std::is_trivially_copyable_v<narrows_explanation>);
 static_assert(sizeof(narrows_explanation) == 152);

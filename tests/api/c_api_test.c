@@ -181,7 +181,7 @@ static void test_struct_sizes(void) {
   call.options.struct_size = sizeof(void*);
   EXPECT_REFUSED(
       forward(&call), narrows_invalid_value,
-      "options.struct_size: 8: must be the sizeof of the struct in the caller's header; nearest legal: 2744");
+      "options.struct_size: 8: must be the sizeof of the struct in the caller's header; nearest legal: 2968");
   narrows_explanation explanation = narrows_explanation_default();
   explanation.struct_size = 136;
   fill(&call);
@@ -212,8 +212,8 @@ static void test_newer_caller(void) {
   newer.added = 1;
   char text[200];
   snprintf(text, sizeof text,
-           "options.struct_size: 2752: a field beyond the 2744 bytes that this library (%s) knows is set; "
-           "nearest legal: 2744",
+           "options.struct_size: 2976: a field beyond the 2968 bytes that this library (%s) knows is set; "
+           "nearest legal: 2968",
            narrows_version());
   EXPECT_REFUSED(narrows_forward(&call.in, &call.out, &newer.known), narrows_invalid_value, text);
   EXPECT(untouched(&call));

@@ -123,7 +123,8 @@ TEST(CStructs, every_tensor_arrives_under_its_own_name) {
                                        &given.v_new,         &given.cu_seqlens_k_new,
                                        &given.rotary_cos,    &given.rotary_sin,
                                        &given.rotary_base,   &given.workspace,
-                                       &given.status};
+                                       &given.status,        &given.key_begin,
+                                       &given.key_end};
   for (std::size_t n = 0; n < c.size(); ++n) *c[n] = numbered(memory, static_cast<std::int64_t>(n) + 1);
   const Options read = options_from(&given);
   const std::vector<const Tensor*> cpp{&read.alibi_slopes,  &read.bias,
@@ -137,7 +138,8 @@ TEST(CStructs, every_tensor_arrives_under_its_own_name) {
                                        &read.v_new,         &read.cu_seqlens_k_new,
                                        &read.rotary_cos,    &read.rotary_sin,
                                        &read.rotary_base,   &read.workspace,
-                                       &read.status};
+                                       &read.status,        &read.key_begin,
+                                       &read.key_end};
   ASSERT_EQ(cpp.size(), c.size());
   for (std::size_t n = 0; n < cpp.size(); ++n) {
     EXPECT_EQ(cpp[n]->data, &memory[n + 1]) << n;

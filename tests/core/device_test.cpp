@@ -60,6 +60,22 @@ TEST(DeviceCall, dense_facts_are_exact) {
   EXPECT_EQ(made.buffers.o.data, nowhere(4));
 }
 
+TEST(DeviceCall, bounds_of_rows_are_not_read) {
+  GpuCall call = GpuCall::dense();
+  call.options.causal = Causal::bottom_right;
+  call.options.key_begin = ints(6, {2, 5});
+  call.options.key_end = {nowhere(7), DType::int32, {2, 5}, {0, 3}, kGpu};
+  const Call made = call.make();
+  EXPECT_FALSE(made.problem.lengths_on_device);
+  EXPECT_EQ(made.problem.text(),
+            "forward fp16 cuda:1 b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6 causal=bottom_right key_begin key_end");
+  EXPECT_EQ(work(made).pairs, 2 * 4 * (3 + 4 + 5 + 6 + 7));  // at most
+  EXPECT_EQ(made.buffers.key_begin.data, nowhere(6));
+  EXPECT_EQ(made.buffers.key_begin.row_stride, 5);
+  EXPECT_EQ(made.buffers.key_end.stride, 3);
+  EXPECT_EQ(made.buffers.key_end.row_stride, 0);
+}
+
 TEST(DeviceCall, varlen_lengths_are_bounds) {
   GpuCall call = GpuCall::varlen();
   call.options.seqused_k = {nowhere(8), DType::int32, {3}, {2}, kGpu};

@@ -47,6 +47,61 @@ TEST(Problem, top_left_and_own_shift) {
   EXPECT_EQ(sequence(made.problem, made.buffers, 1).shift, 11);
 }
 
+TEST(Problem, bounds_of_rows) {
+  TestCall call = TestCall::dense();
+  std::vector<std::int32_t> values{0, 1, 2, 3, 4, 10, 11, 12, 13, 14};
+  call.options.key_begin = view(values.data(), {2, 5});
+  call.options.key_end = view(values.data() + 9, {2, 5}, {0, -2});
+  Call made = call.make();
+  EXPECT_EQ(made.problem.text(), "forward fp32 cpu b=2 h=4 hk=2 sq=5 sk=7 d=8 dv=6 key_begin key_end");
+  const RowBounds second = sequence(made.problem, made.buffers, 1).bounds;
+  EXPECT_EQ(second.begin, &values[5]);
+  EXPECT_EQ(second.begin_stride, 1);
+  EXPECT_EQ(second.end, &values[9]);
+  EXPECT_EQ(second.end_stride, -2);
+
+  call = TestCall::varlen();
+  Ints bounds{0, 3, 3, 9};
+  call.options.cu_seqlens_q = call.options.cu_seqlens_k = bounds;
+  call.options.key_end = view(values.data(), {10});
+  made = call.make();
+  EXPECT_EQ(sequence(made.problem, made.buffers, 2).bounds.end, &values[3]);
+  EXPECT_EQ(sequence(made.problem, made.buffers, 2).bounds.begin, nullptr);
+  EXPECT_FALSE(sequence(TestCall::dense().make().problem, {}, 0).bounds.given());
+}
+
+TEST(Problem, bounds_of_rows_that_are_refused) {
+  for (const bool begin : {true, false}) {
+    const std::string name = begin ? "key_begin" : "key_end";
+    const auto refusal = [&](TestCall call, const Tensor& bound) {
+      (begin ? call.options.key_begin : call.options.key_end) = bound;
+      return call.refusal();
+    };
+    TestCall memory;
+    EXPECT_EQ(refusal(TestCall::dense(), memory.tensor({2, 5}, DType::int32)), "");
+    EXPECT_EQ(refusal(TestCall::dense(), memory.tensor({2, 5}, DType::int64)),
+              name + ": int64: must be int32; nearest legal: int32");
+    EXPECT_EQ(refusal(TestCall::dense(), memory.tensor({5}, DType::int32)),
+              name + ": shape (5,): must be (b, sq) = (2, 5); nearest legal: (2, 5)");
+    EXPECT_EQ(refusal(TestCall::dense(), memory.tensor({1, 5}, DType::int32)),
+              name + ": shape (1, 5): must be (b, sq) = (2, 5); nearest legal: (2, 5)");
+    EXPECT_EQ(refusal(TestCall::dense(), memory.tensor({2, 7}, DType::int32)),
+              name + ": shape (2, 7): must be (b, sq) = (2, 5); nearest legal: (2, 5)");
+    EXPECT_EQ(refusal(TestCall::dense(), {nullptr, DType::int32, {2, 5}, {}, {}}),
+              name + ": null data: shape (2, 5) has elements");
+    EXPECT_EQ(refusal(TestCall::dense(), {memory.memory.data(), DType::int32, {2, 5}, {}, {DeviceKind::cuda, 1}}),
+              name + ": cuda:1: must be on cpu with the others");
+    TestCall varlen = TestCall::varlen();
+    Ints bounds{0, 3, 3, 9};
+    varlen.options.cu_seqlens_q = varlen.options.cu_seqlens_k = bounds;
+    EXPECT_EQ(refusal(varlen, memory.tensor({9}, DType::int32)),
+              name + ": shape (9,): must be (total_q) = (10,); nearest legal: (10,)");
+  }
+  TestCall call = TestCall::dense();
+  call.options.key_begin = {call.lse_memory.data(), DType::int32, {2, 5}, {}, {}};
+  EXPECT_EQ(call.refusal(), "lse: address of an input: must be memory of its own");
+}
+
 TEST(Problem, missing_tensors) {
   TestCall call = TestCall::dense();
   call.in.v = {};

@@ -75,6 +75,35 @@ TEST(Work, varlen_equals_brute_force) {
   }
 }
 
+TEST(Work, bounds_of_rows_are_counted) {
+  TestCall call = TestCall::dense();
+  // Rows stand at 2..6: they see keys 0..2, 2..3, none twice, and 3..6; of the second sequence one each.
+  std::vector<std::int32_t> begins{-9, 2, 5, 6, 3, 0, 1, 2, 3, 4}, ends{3, 5, 5, 70, 90, 1, 2, 3, 4, 5};
+  call.options.causal = Causal::bottom_right;
+  call.options.key_begin = view(begins.data(), {2, 5});
+  call.options.key_end = view(ends.data(), {2, 5});
+  const Work both = work(call.make());
+  EXPECT_EQ(both.pairs, 4 * ((3 + 2 + 0 + 0 + 4) + 5));
+  // Keys from 0 to 6 of the first sequence, from 0 to 4 of the second.
+  EXPECT_EQ(both.fused_bytes, 2 * 5 * 4 * (8 + 6) * 4 + (7 + 5) * 2 * (8 + 6) * 4 + 2 * 4 * 5 * 4);
+  call.options.key_begin = view(begins.data() + 1, {2, 5}, {0, 0});
+  call.options.key_end = {};
+  EXPECT_EQ(work(call.make()).pairs, 2 * 4 * (1 + 2 + 3 + 4 + 5));
+  call.options.key_begin = view(begins.data(), {2, 5}, {0, 1});
+  EXPECT_EQ(work(call.make()).pairs, 2 * 4 * (3 + 2 + 0 + 0 + 4));
+}
+
+TEST(Work, one_bound_of_many_rows_takes_no_time) {
+  const std::int64_t rows = std::int64_t{1} << 33;
+  const Tensor tensor{nullptr, DType::fp32, {1, rows, 1, 64}, {0, 0, 0, 0}, {}};
+  std::int32_t begin = 1 << 30, end = (1 << 30) + 3;
+  Options options;
+  options.key_begin = view(&begin, {1, rows}, {0, 0});
+  options.key_end = view(&end, {1, rows}, {0, 0});
+  options.window = {0, -1};
+  EXPECT_EQ(work(make_explained({tensor, tensor, tensor}, options)).pairs, 3 * (i64{1} << 30) + 1 + 2 + 3);
+}
+
 TEST(Work, counts_saturate) {
   TestCall call;
   const std::int64_t rows = std::int64_t{1} << 33;

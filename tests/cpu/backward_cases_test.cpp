@@ -118,6 +118,28 @@ TEST(CpuBackward, H22_hidden_keys_and_rows_of_nan_reach_nothing) {
     for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value));
 }
 
+TEST(CpuBackward, keys_between_rows_bounds_and_rows_without_keys_of_nan_reach_nothing) {
+  BackwardCase c({.b = 1, .sq = 60, .sk = 90, .h = 2, .hk = 1, .d = 8, .dv = 8});
+  c.with_bias({1, 1, 60, 90}).with_sinks({0, 1});
+  // Rows see keys 5..29 or 50..79, and row 7 nothing.
+  const auto low = [](const Dims& at) { return at[1] % 2 == 0; };
+  const Array begin = Array(DType::int32, {1, 60}).fill([&](const Dims& at) { return low(at) ? 5 : 50; });
+  const Array end = Array(DType::int32, {1, 60}).fill([&](const Dims& at) {
+    return at[1] == 7 ? 50 : low(at) ? 30 : 80;
+  });
+  c.options.key_begin = begin;
+  c.options.key_end = end;
+  for (std::int64_t x = 0; x < 8; ++x) {
+    for (std::int64_t j : {4, 30, 41, 49, 80})
+      for (Array* array : {&c.k, &c.v}) array->set({0, j, 0, x}, kNaN);
+    for (std::int64_t h = 0; h < 2; ++h) c.q.set({0, 7, h, x}, kNaN);
+  }
+  expect_right(c);
+  for (const Array* array : c.results())
+    for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value));
+  for (std::int64_t x = 0; x < 8; ++x) EXPECT_EQ(c.dk.at({0, 41, 0, x}), 0);
+}
+
 TEST(CpuBackward, a_row_of_which_the_lse_says_that_no_key_weighs_is_not_read) {
   BackwardCase c({.b = 1, .sq = 30, .sk = 40, .h = 2, .hk = 1, .d = 8, .dv = 8});
   c.forward_by_oracle();

@@ -3,6 +3,7 @@
 #include "shared/mask.h"
 #include "tests/cpu/backward_run.hpp"
 #include "tests/cpu/forward_run.hpp"
+#include "tests/support/counting.hpp"
 
 namespace narrows::test {
 namespace {
@@ -12,6 +13,7 @@ struct Probe {
   Causal causal;
   Window window;
   std::int64_t chunk;
+  bool bounded;
 };
 
 /// One sequence of the call, as the test knows it.
@@ -40,6 +42,7 @@ class BackwardCounting {
     c_.options.window = probe.window;
     c_.options.chunk = probe.chunk;
     c_.dlse = Array(DType::fp32, c_.lse.shape());
+    if (probe.bounded) bound_rows();
   }
 
   void check() {
@@ -69,6 +72,18 @@ class BackwardCounting {
  private:
   static constexpr std::int64_t kDim = 20;
 
+  void bound_rows() {
+    const Dims shape = packed_ ? Dims{2 * probe_.sq + 3} : Dims{2, probe_.sq};
+    const auto fill = [&](Array& array, auto bound_of) {
+      array = Array(DType::int32, shape).fill([&](const Dims& at) {
+        const std::int64_t s = packed_ ? at[0] / probe_.sq : at[0];
+        return static_cast<double>(bound_of(s, packed_ ? at[0] - s * probe_.sq : at[1]));
+      });
+      return array.tensor();
+    };
+    c_.options.key_begin = fill(begins_, counted_key_begin);
+    c_.options.key_end = fill(ends_, counted_key_end);
+  }
   void clear() {
     for (Array* array : {&c_.q, &c_.k, &c_.v, &c_.o, &c_.dout, &c_.lse, &c_.dlse}) array->fill(0);
   }
@@ -93,11 +108,13 @@ class BackwardCounting {
     for (std::size_t b = 0; b < all.size(); ++b)
       for (std::int64_t i = 0; i < probe_.sq; ++i)
         for (std::int64_t j = 0; j < probe_.sk; ++j) {
+          const std::int64_t s = static_cast<std::int64_t>(b);
           if (!visible(mask, i + shift, j, probe_.sk)) continue;
+          if (probe_.bounded && (j < counted_key_begin(s, i) || j >= counted_key_end(s, i))) continue;
           const std::int64_t row = of_rows ? all[b].first_query + i : all[b].first_key + j;
           for (std::int64_t h = 0; h < heads; ++h) {
             const std::int64_t x = (of_rows ? j : i) % kDim;
-            const Dims at = packed_ ? Dims{row, h, x} : Dims{static_cast<std::int64_t>(b), row, h, x};
+            const Dims at = packed_ ? Dims{row, h, x} : Dims{s, row, h, x};
             expected.set(at, expected.at(at) + times);
           }
         }
@@ -108,7 +125,7 @@ class BackwardCounting {
   bool packed_;
   std::string set_;
   BackwardCase c_;
-  Array cu_q_, cu_k_;
+  Array cu_q_, cu_k_, begins_, ends_;
 };
 
 TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
@@ -117,7 +134,8 @@ TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
   const auto run = [&](const Probe& probe, const std::string& set, bool packed) {
     SCOPED_TRACE(testing::Message() << set << " sq " << probe.sq << " sk " << probe.sk << " causal "
                                     << static_cast<int>(probe.causal) << " window " << probe.window.left << " "
-                                    << probe.window.right << " chunk " << probe.chunk << " packed " << packed);
+                                    << probe.window.right << " chunk " << probe.chunk << " bounded " << probe.bounded
+                                    << " packed " << packed);
     BackwardCounting(probe, packed, set).check();
   };
   const int step = repeats(1, 7);  // shares no factor with a loop
@@ -129,7 +147,8 @@ TEST(CpuBackward, counting_probes_see_exactly_the_visible_pairs) {
         for (const std::int64_t chunk : {0, 20})
           for (const std::string& set : sets)
             for (const bool packed : {false, true})
-              if (number++ % step == 0) run({sq, sk, causal, window, chunk}, set, packed);
+              for (int bounded = 0; bounded <= (chunk == 0); ++bounded)
+                if (number++ % step == 0) run({sq, sk, causal, window, chunk, bounded != 0}, set, packed);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The blocked backward against the oracle: types, shapes, rules and layouts.
 #include "tests/cpu/backward_run.hpp"
+#include "tests/support/row_bounds.hpp"
 
 namespace narrows::test {
 namespace {
@@ -50,6 +51,29 @@ TEST(CpuBackward, boolean_mask_and_empty_rows) {
   c.options.mask = c.mask;
   expect_right(c);
   for (std::int64_t x = 0; x < 16; ++x) EXPECT_EQ(c.dq.at({1, 7, 1, x}), 0);
+}
+
+TEST(CpuBackward, bounds_of_rows) {
+  for (const auto& [sq, sk] : {std::pair{61, 150}, std::pair{150, 61}, std::pair{1, 97}, std::pair{97, 1}})
+    for (const bool packed : {false, true})
+      for (int rules = 0; rules < 3; ++rules) {
+        SCOPED_TRACE(testing::Message() << "sq " << sq << " sk " << sk << " packed " << packed << " rules " << rules);
+        const Sizes sizes{.b = packed ? 1 : 2, .sq = sq, .sk = sk, .h = 4, .hk = 2, .d = 8, .dv = 12};
+        BackwardCase c = packed ? BackwardCase(Attention::packed(sizes)) : BackwardCase(sizes);
+        const Array cu_q = int32_array({0, static_cast<double>(sq / 3), static_cast<double>(sq)}),
+                    cu_k = int32_array({0, static_cast<double>(sk / 2), static_cast<double>(sk)});
+        if (packed) {
+          c.options.cu_seqlens_q = cu_q;
+          c.options.cu_seqlens_k = cu_k;
+        }
+        const RandomBounds bounds(static_cast<std::uint64_t>(sq), c.q.shape(), sk);
+        if (rules != 1) c.options.key_begin = bounds.begin;
+        if (rules != 2) c.options.key_end = bounds.end;
+        c.options.causal = rules == 2 ? Causal::bottom_right : Causal::none;
+        if (rules == 0) c.with_bias({1, 4, sq, sk}).with_slopes({4}).with_sinks({0, 1, -1, 0.5}).with_dlse();
+        if (rules == 1) c.with_dropout(0.3).with_bias({1, 1, 1, sk});
+        expect_right(c);
+      }
 }
 
 TEST(CpuBackward, bias_of_every_broadcast) {

@@ -4,6 +4,7 @@
 
 #include "tests/cpu/dice.hpp"
 #include "tests/cpu/forward_run.hpp"
+#include "tests/support/row_bounds.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -174,6 +175,11 @@ struct CacheCall {
     options.causal = dice_.of({Causal::none, Causal::bottom_right, Causal::bottom_right, Causal::top_left});
     if (dice_.one_in(4)) options.window.left = dice_.between(0, 60);
     if (dice_.one_in(6)) options.chunk = dice_.between(1, 60);
+    if (dice_.one_in(3)) {
+      const RandomBounds bounds(dice_.below(1 << 20), a.q.shape(), capacity_);
+      if (!dice_.one_in(4)) options.key_begin = side(bounds.begin);
+      if (!dice_.one_in(4)) options.key_end = side(bounds.end);
+    }
     if (!counting_) choose_scores();
     const Dims full{1, dice_.one_in(2) ? h_ : 1, sq_, std::max<std::int64_t>(capacity_, 1)};
     if (dice_.one_in(5))

@@ -161,25 +161,30 @@ TEST(CpuCache, A04_an_empty_sequence_gets_zero_and_minus_infinity) {
   }
 }
 
-TEST(CpuCache, E13_a_window_is_exact_to_the_token_and_what_it_hides_is_not_read) {
-  for (const std::int64_t left : {0, 15, 16, 17, 37}) {
+TEST(CpuCache, E13_a_window_or_key_begin_is_exact_to_the_token_and_what_it_hides_is_not_read) {
+  for (const auto& [begin, windowed] :
+       {std::pair{99, true}, {84, true}, {83, true}, {82, true}, {62, true}, {83, false}, {62, false}}) {
     TwoCaches caches({1, 1, 100, 2, 1, 8, 96}, 16, {100});
     Attention paged = caches.paged();
     paged.q.fill(0);
     paged.options.causal = Causal::bottom_right;
-    paged.options.window.left = left;
+    const Array bound(DType::int32, {1, 1}, {static_cast<double>(begin)});
+    if (windowed)
+      paged.options.window.left = 99 - begin;
+    else
+      paged.options.key_begin = bound;
     Array table = caches.table;
     for (std::int64_t slot = 0; slot < 100; ++slot) {
       const std::int64_t at = static_cast<std::int64_t>(table[{0, slot / 16}]);
       for (std::int64_t x = 0; x < 96; ++x)
-        paged.v.set({at, slot % 16, 0, x}, slot < 99 - left ? kNaN : slot % 96 == x ? 1.0 : 0.0);
+        paged.v.set({at, slot % 16, 0, x}, slot < begin ? kNaN : slot % 96 == x ? 1.0 : 0.0);
     }
-    for (std::int64_t page = 0; page < (99 - left) / 16; ++page) table.set({0, page}, -7);
+    for (std::int64_t page = 0; page < begin / 16; ++page) table.set({0, page}, -7);
     paged.options.block_table = table;
     forward(paged.in(), paged.out(), paged.options);
-    EXPECT_EQ(std::lround(std::exp(paged.lse[{0, 1, 0}])), left + 1);
-    for (std::int64_t j = 99 - left; j < 96; ++j)
-      EXPECT_EQ(std::lround(paged.o[{0, 0, 1, j}] * static_cast<double>(left + 1)), 1) << j;
+    EXPECT_EQ(std::lround(std::exp(paged.lse[{0, 1, 0}])), 100 - begin);
+    for (std::int64_t j = begin; j < 96; ++j)
+      EXPECT_EQ(std::lround(paged.o[{0, 0, 1, j}] * static_cast<double>(100 - begin)), 1) << j;
   }
 }
 

@@ -5,6 +5,7 @@
 #include "tests/cpu/forward_run.hpp"
 #include "tests/support/check.hpp"
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -182,15 +183,22 @@ TEST(CpuDecode, every_rule) {
 }
 
 TEST(CpuDecode, hidden_keys_full_of_nan_change_nothing) {
-  const auto hidden = [](std::int64_t j) { return j == 3 || (j >= 60 && j < 75) || j >= 99; };
+  enum Rule { masked, biased, bounded };
+  const auto hidden = [](std::int64_t j) { return j <= 3 || (j >= 60 && j < 75) || j >= 99; };
   const Array mask = Array(DType::boolean, {1, 1, 1, 110}).fill([&](const Dims& at) { return hidden(at[3]) ? 0 : 1; });
   const Array bias = Array(DType::fp32, {1, 1, 1, 110}).fill([&](const Dims& at) {
     return hidden(at[3]) ? -std::numeric_limits<double>::infinity() : 0.5;
   });
-  for (const bool masked : {true, false})
+  std::array<std::int32_t, 2> begins{4, 75}, ends{60, 99};
+  for (const Rule rule : {masked, biased, bounded})
     for (const std::int64_t d : {32, 20}) {
       Attention clean({1, 2, 110, 4, 2, d, d});
-      (masked ? clean.options.mask : clean.options.bias) = masked ? mask : bias;
+      if (rule == masked) clean.options.mask = mask;
+      if (rule == biased) clean.options.bias = bias;
+      if (rule == bounded) {
+        clean.options.key_begin = view(begins.data(), {1, 2});
+        clean.options.key_end = view(ends.data(), {1, 2});
+      }
       Attention poisoned = clean;
       for (Array* array : {&poisoned.k, &poisoned.v})
         array->for_each([&](const Dims& at) {
@@ -199,7 +207,7 @@ TEST(CpuDecode, hidden_keys_full_of_nan_change_nothing) {
       run_forward(clean, in_place({}, 0, 1));
       run_forward(poisoned, in_place({}, 0, 2));
       EXPECT_TRUE(forward_agrees(clean.in(), clean.out(), clean.options));
-      EXPECT_TRUE(same_results(clean, poisoned)) << (masked ? "mask " : "bias ") << d;
+      EXPECT_TRUE(same_results(clean, poisoned)) << rule << " " << d;
     }
 }
 

@@ -4,6 +4,7 @@
 #include "tests/cpu/dice.hpp"
 #include "tests/cpu/forward_run.hpp"
 #include "tests/support/check.hpp"
+#include "tests/support/row_bounds.hpp"
 
 namespace narrows::test {
 namespace {
@@ -30,6 +31,7 @@ struct RandomCall {
     choose_masks();
     choose_scores();
     choose_lengths();
+    if (dice.one_in(3)) choose_bounds(seed);
     blocks.threads = static_cast<int>(dice.between(1, 3));
     blocks.query_block = dice.between(1, 40);
     blocks.key_block = dice.between(1, 80);
@@ -87,6 +89,14 @@ struct RandomCall {
     if (dice.one_in(4))
       options.mask =
           side(Array(DType::boolean, broadcast_shape()).fill([&](const Dims&) { return dice.one_in(3) ? 0 : 1; }));
+  }
+
+  void choose_bounds(std::uint64_t seed) {
+    const RandomBounds bounds(seed, a.q.shape(), sizes.sk);
+    if (!dice.one_in(4)) a.options.key_begin = side(bounds.begin);
+    if (!dice.one_in(4)) a.options.key_end = side(bounds.end);
+    for (Tensor* t : {&a.options.key_begin, &a.options.key_end})
+      if (t->given() && dice.one_in(4)) *t = dice.one_in(2) ? reversed(*t, 0) : expanded(*t, t->shape.rank() - 1);
   }
 
   void choose_scores() {

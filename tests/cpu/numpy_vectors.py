@@ -81,7 +81,13 @@ def attention(q, k, v, b, options, tensors):
                 scores = scores + full
             else:
                 scores = np.where(full != 0, scores, -INF)
-    scores = np.where(seen(sq, sk, shift, options)[None], scores, -INF)
+    allowed = seen(sq, sk, shift, options)
+    for name in ("key_begin", "key_end"):
+        if name in tensors:
+            bound = tensors[name][tensors["cu_seqlens_q"][b] :] if tensors[name].ndim == 1 else tensors[name][b]
+            inside = np.arange(sk)[None, :] >= bound[:sq, None]
+            allowed = allowed & (inside if name == "key_begin" else ~inside)
+    scores = np.where(allowed[None], scores, -INF)
     sinks = tensors.get("sinks", np.full(h, -INF))
     columns = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (h, sq, 1))], axis=2)
     top = columns.max(axis=2, keepdims=True)
@@ -293,6 +299,17 @@ def caches(c):
     c.cache("rotary_base", dense_q(2), [3, 5], (2, 6), tables | {"rotary_base": [6, 0]}, causal="bottom_right")
 
 
+def intervals(c):
+    begin, end = np.array([[0, 2, -9, 5, 9], [0, 0, 0, 3, 3]]), np.array([[3, 3, 99, 5, 2], [3, 3, 3, 7, 7]])
+    c.dense("interval_with_empty_rows_and_a_sink", tensors={"key_begin": begin, "key_end": end, "sinks": [0.5, -INF]})
+    c.dense("interval_begin_causal", tensors={"key_begin": begin}, causal="bottom_right")
+    c.dense("interval_end_window", tensors={"key_end": end, "seqused_q": [4, 5]}, window=(2, 3))
+    c.packed("interval_varlen", [0, 3, 5], [0, 4, 9], slack=1,
+             tensors={"key_begin": np.array([1, 0, 3, 2, 0, 0]), "key_end": np.array([4, 2, 9, 5, 1, 9])})
+    c.cache("interval_cache_leftpad", c.normal(2, 2, 2, 4), [5, 6], (2, 6),
+            {"leftpad": [1, 0], "key_begin": np.array([[0, 1], [4, 0]]), "key_end": np.array([[2, 4], [6, 0]])})
+
+
 def plain(value):
     """Numbers as JSON has them: infinities become strings, whole numbers lose their point."""
     if isinstance(value, np.ndarray):
@@ -311,6 +328,7 @@ def main():
     rules(cases)
     lengths(cases)
     caches(cases)
+    intervals(cases)
     lines = [json.dumps({"name": case["name"], "options": case["options"],
                          "tensors": {name: tensor(value) for name, value in case["tensors"].items()},
                          "results": {name: tensor(value) for name, value in case["results"].items()}},

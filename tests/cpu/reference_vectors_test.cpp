@@ -22,9 +22,9 @@ double number(const json& value) {
 }
 
 DType type_of(const std::string& name) {
-  static const std::vector<std::string> lengths{"shift",     "cu_seqlens_q",     "cu_seqlens_k", "seqused_q",
-                                                "seqused_k", "cache_seqlens",    "block_table",  "cache_batch_idx",
-                                                "leftpad",   "cu_seqlens_k_new", "rotary_base"};
+  static const std::vector<std::string> lengths{
+      "shift",           "cu_seqlens_q", "cu_seqlens_k",     "seqused_q",   "seqused_k", "cache_seqlens", "block_table",
+      "cache_batch_idx", "leftpad",      "cu_seqlens_k_new", "rotary_base", "key_begin", "key_end"};
   if (name == "mask") return DType::boolean;
   return std::find(lengths.begin(), lengths.end(), name) == lengths.end() ? DType::fp64 : DType::int32;
 }
@@ -43,6 +43,8 @@ void set_tensors(const std::map<std::string, Array>& arrays, Options& options) {
       {"alibi_slopes", &Options::alibi_slopes},
       {"bias", &Options::bias},
       {"mask", &Options::mask},
+      {"key_begin", &Options::key_begin},
+      {"key_end", &Options::key_end},
       {"sinks", &Options::sinks},
       {"cu_seqlens_q", &Options::cu_seqlens_q},
       {"cu_seqlens_k", &Options::cu_seqlens_k},

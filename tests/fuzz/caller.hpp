@@ -97,11 +97,10 @@ class Caller {
                                  &o.leftpad,      &o.k_new,         &o.v_new,
                                  &o.rotary_cos,   &o.rotary_sin,    &o.cu_seqlens_k_new,
                                  &o.rotary_base,  &o.workspace,     &o.cache_batch_idx,
-                                 &o.status};
+                                 &o.status,       &o.key_begin,     &o.key_end};
     if (backward_)
-      for (Tensor* tensor : {&dout_, &dlse_, &gradients_.dq, &gradients_.dk, &gradients_.dv, &gradients_.dbias,
-                             &gradients_.dslopes, &gradients_.dsinks})
-        tensors.push_back(tensor);
+      tensors.insert(tensors.end(), {&dout_, &dlse_, &gradients_.dq, &gradients_.dk, &gradients_.dv, &gradients_.dbias,
+                                     &gradients_.dslopes, &gradients_.dsinks});
     return tensors;
   }
 };
@@ -226,6 +225,9 @@ inline void Caller::lengths() {
   if (varlen_k_) contents_.emplace_back(&options_.cu_seqlens_k, bounds(b_, sk_));
   if (one_in(5)) contents_.emplace_back(&options_.seqused_q, values(b_, varlen_q_ ? 2 : sq_));
   if (one_in(5)) contents_.emplace_back(&options_.seqused_k, values(b_, varlen_k_ ? 2 : sk_));
+  const Dims rows = varlen_q_ ? Dims{sq_} : Dims{b_, sq_};
+  for (Tensor* bound : {&options_.key_begin, &options_.key_end})
+    if (one_in(6)) contents_.emplace_back(&(*bound = tensor(DType::int32, rows)), values(b_ * sq_, sk_ + 2));
 }
 
 inline void Caller::cache() {

@@ -28,7 +28,8 @@ std::array<std::int64_t, 2> extent(const Tensor& tensor) {
 
 constexpr std::array kOptionTensors{&Options::alibi_slopes, &Options::bias,      &Options::sinks,
                                     &Options::shift,        &Options::mask,      &Options::cu_seqlens_q,
-                                    &Options::cu_seqlens_k, &Options::seqused_q, &Options::seqused_k};
+                                    &Options::cu_seqlens_k, &Options::seqused_q, &Options::seqused_k,
+                                    &Options::key_begin,    &Options::key_end};
 
 }  // namespace
 

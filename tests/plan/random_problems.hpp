@@ -36,6 +36,9 @@ class RandomProblems {
     Options options;
     if (varlen) options.cu_seqlens_q = ints(sizes_.b + 1);
     if (varlen_keys) options.cu_seqlens_k = ints(sizes_.b + 1);
+    const Dims rows = varlen ? Dims{sizes_.sq} : Dims{sizes_.b, sizes_.sq};
+    if (chance(3)) options.key_begin = on_gpu(DType::int32, rows);
+    if (chance(3)) options.key_end = on_gpu(DType::int32, rows, varlen ? Dims{0} : Dims{0, 3});
     add_lengths(options);
     if (operation == Operation::backward) options.batch_invariant = false;  // which is a rule there
     options.deterministic = kind_.deterministic;

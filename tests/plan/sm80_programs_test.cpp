@@ -63,6 +63,9 @@ TEST(Sm80Plan, equal_programs_are_those_of_equal_constants) {
   const Program plain = program(GpuSizes{}, {});
   EXPECT_EQ(plain.config,
             program(GpuSizes{.b = 7, .sq = 1, .sk = 99, .h = 8, .hk = 8}, {.scale = 3, .window = {4, 5}}).config);
+  Options bounded;
+  bounded.key_begin = bounded.key_end = on_gpu(DType::int32, {2, 300});
+  EXPECT_EQ(plain.config, program(GpuSizes{}, bounded).config);
   EXPECT_FALSE(plain.exact_math);
   EXPECT_TRUE(program(GpuSizes{.dtype = DType::fp32}, {}).exact_math);
   for (const Program& other :

@@ -204,6 +204,10 @@ TEST(Sm80Plan, sections_hold_the_keys_of_masked_calls_in_l2) {
   EXPECT_EQ(section(sizes, {.causal = Causal::bottom_right}), 64);
   EXPECT_EQ(section(sizes, {.window = {100, -1}}), 64);
   EXPECT_EQ(section(sizes, {.chunk = 512}), 64);
+  Options bounded, prefix;
+  bounded.key_begin = prefix.key_end = on_gpu(DType::int32, {4, 4096});
+  EXPECT_EQ(section(sizes, bounded), 64);
+  EXPECT_EQ(section(sizes, prefix), 64);
   GpuSizes few = sizes, long_keys = sizes, none = sizes;
   few.b = 1;
   EXPECT_EQ(section(few, {.causal = Causal::bottom_right}), 32) << "not more than there are";

@@ -30,6 +30,8 @@ RULES = {
     "bias that masks": {"bias": np.where(BIAS[0] > 0.5, -np.inf, BIAS[0])},
     "sinks": {"sinks": np.array([0.5, -np.inf]), "causal": True},
     "mask with an empty row": {"mask": (BIAS[:, :1] > -0.3) & (np.arange(4) != 2)[:, None]},
+    "interval": {"key_begin": [[0, 2, -1, 4], [1, 6, 0, 5]], "key_end": [[2, 5, 9, 3], [2, 9, 6, 6]], "bias": BIAS},
+    "interval, prefix": {"key_end": [[3, 3, 3, 4], [1, 2, 3, 4]], "sinks": np.array([0.5, 1.0])},
     "dropout": {"dropout": 0.4, "seed": 5, "offset": 6},
     "everything": {
         "causal": True, "window": (3, 0), "softcap": 2.0, "alibi_slopes": SLOPES, "bias": BIAS[:1, :, :1],
@@ -83,6 +85,7 @@ def test_against_central_differences(rule):
     {"causal": True}, {"seqused_q": [2, 3, 0, 1], "seqused_k": [4, 0, 1, 2], "sinks": np.array([0.3, -1.0])},
     {"bias": BIAS[0, :1, :3, :5], "shift": [1, 0, -1, 2], "causal": True},
     {"alibi_slopes": SLOPES, "dropout": 0.5, "seed": 3},
+    {"key_begin": [0, 1, 2, -4, 1, 0, 1, 0, 0], "key_end": [2, 9, 1, 3, 4, 1, 2, 9, 9]},
 ], ids=lambda options: ", ".join(options))  # fmt: skip
 def test_varlen_against_central_differences(options):
     random = np.random.default_rng(0)

@@ -205,6 +205,12 @@ def test_H15_pages_more_in_the_table_are_not_read():
         np.testing.assert_array_equal(got, want)
 
 
+def test_bounds_of_rows():
+    q, caches = normal(2, 3, 4, 8), cache()
+    o = check(q, caches, cache_seqlens=[8, 9], leftpad=[2, 4], key_begin=[[0, 1, 2], [4, 5, 0]], key_end=[[9, 2, 5], [5, 5, 9]])
+    assert (o[1, 1] == 0).all()
+
+
 def test_H17_leftpad_is_honoured():
     q, caches = normal(2, 3, 4, 8), cache()
     o = check(q, caches, cache_seqlens=[8, 9], leftpad=[2, 4], alibi_slopes=[0.5, 0.25, 1, 2], causal=True)

@@ -52,6 +52,7 @@ def test_lengths_in_host_memory_are_refused_by_name():
     refused(TypeError, f"seqused_k: {rule}", q, k, v, o=o, seqused_k=np.array([5, 13], np.int32))
     refused(TypeError, f"seqused_k: {rule}", q, k, v, o=o, seqused_k=[5, 13])
     refused(TypeError, f"shift: {rule}", q, k, v, o=o, shift=[0, 0])
+    refused(TypeError, f"key_end: {rule}", q, k, v, o=o, key_end=np.zeros((2, 9), np.int32))
     refused(TypeError, f"mask: {rule}", q, k, v, o=o, mask=np.ones((9, 13), bool))
     refused(TypeError, f"o: {rule}", q, k, v, o=np.empty((2, 9, 4, 16), np.float16))
     refused(TypeError, "k: cuda:1: must be on cuda:0 with the others", q, OnGpu(k.array, 1), v, o=o)
@@ -224,6 +225,16 @@ def test_varlen_with_lengths_on_the_device():
         rows = slice(begin, end)
         near(o[rows][None], lse[:, rows][None], q[rows][None], k[rows][None], v[rows][None], causal=True)
     assert (o[290:] == 0).all() and lse[:, 290:].isneginf().all()
+
+
+@gpu
+def test_bounds_of_rows_on_the_device():
+    q, k, v = tensors(torch.float16, sq=300, sk=300)
+    end = torch.arange(1, 301, dtype=torch.int32, device=q.device).expand(2, 300)
+    o, lse = narrows.attention(q, k, v, key_end=end, return_lse=True)
+    near(o, lse, q, k, v, causal=True)
+    o, lse = narrows.attention(q, k, v, key_begin=torch.full_like(end, 40), key_end=torch.full_like(end, 170), return_lse=True)
+    near(o, lse, q, k[:, 40:170], v[:, 40:170])
 
 
 @gpu

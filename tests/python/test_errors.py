@@ -115,6 +115,15 @@ def test_lists():
     refused(TypeError, "seqused_k: int64: must be int32; nearest legal: int32", seqused_k=np.array([1, 2]))
 
 
+def test_bounds_of_rows():
+    rows = np.zeros((2, 9), np.int32)
+    refused(TypeError, "key_begin: int64: must be int32; nearest legal: int32", key_begin=rows.astype(np.int64))
+    refused(ValueError, "key_end: shape (1, 9): must be (b, sq) = (2, 9); nearest legal: (2, 9)", key_end=rows[:1])
+    refused(ValueError, "key_end: shape (9,): must be (b, sq) = (2, 9); nearest legal: (2, 9)", key_end=rows[0])
+    refused(ValueError, "key_begin: [[1.5]]: must be exact in int32", key_begin=[[1.5]])
+    refused(TypeError, "attention() has no argument 'key_ends'; did you mean 'key_end'?", key_ends=rows)
+
+
 def test_nothing_is_written_by_a_refused_call():
     o, lse = np.full(Q.shape, np.nan, "f"), np.full((2, 4, 9), np.nan, "f")
     with pytest.raises(ValueError):

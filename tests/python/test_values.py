@@ -69,6 +69,44 @@ def test_score_tensors():
     check(q, k, v, bias=np.where(bias > 0.5, -np.inf, bias), window=(3, 3))
 
 
+def test_documents_packed_in_one_row():
+    lengths = np.array([3, 1, 5, 0, 4])
+    q, k, v = inputs(b=1, sq=13, sk=13)
+    ends = np.cumsum(lengths)
+    begin, end = (np.repeat(x, lengths)[None].astype(np.int32) for x in (ends - lengths, ends))
+    o, lse = check(q, k, v, key_begin=begin, key_end=end, causal=True)
+    bounds = [0, *ends.tolist()]
+    apart = narrows.attention(q[0], k[0], v[0], cu_seqlens_q=bounds, cu_seqlens_k=bounds, causal=True)
+    np.testing.assert_allclose(o[0], apart, rtol=1e-5, atol=1e-6)
+
+
+def test_a_prefix_that_every_query_sees():
+    q, k, v = inputs(sq=13, sk=13)
+    prefix = np.array([5, 0])
+    key_end = np.maximum(prefix[:, None], np.arange(1, 14)).astype(np.int32)
+    o, _ = check(q, k, v, key_end=key_end)
+    causal = narrows.attention(q, k, v, causal=True)
+    np.testing.assert_allclose(o[1], causal[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(o[0, 4:], causal[0, 4:], rtol=1e-5, atol=1e-6)
+    assert np.abs(o[0, :4] - causal[0, :4]).max() > 0.01
+
+
+def test_bounds_of_rows():
+    random = np.random.default_rng(4)
+    q, k, v = inputs()
+    begin, end = (random.integers(-3, 17, (2, 9), dtype=np.int32) for _ in range(2))
+    begin[0, 0], end[0, 0] = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    begin[0, 1], end[0, 1] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+    o, lse = check(q, k, v, key_begin=begin, key_end=end, window=(6, None), sinks=[0.5, -np.inf, 3.0, -1.0])
+    assert (o[0, 1] == 0).all() and (lse[0, :, 1] == [0.5, -np.inf, 3.0, -1.0]).all()
+    check(q, k, v, key_begin=begin.tolist())
+    check(q, k, v, key_end=np.broadcast_to(end[1], (2, 9)), chunk=5)
+    check(q, k, v, key_end=end[:, ::-1], num_splits=3)
+    random_rows = random.integers(-3, 17, 18, dtype=np.int32)
+    q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    check(q, k, v, cu_seqlens_q=[0, 4, 17], cu_seqlens_k=[0, 20, 26], key_begin=random_rows, key_end=random_rows + 4)
+
+
 def test_varlen():
     q, k, v = (x[0] for x in inputs(b=1, sq=20, sk=30))
     o, lse = check(q, k, v, cu_seqlens_q=[0, 3, 3, 12, 18], cu_seqlens_k=[0, 7, 11, 11, 30], causal=True)

@@ -176,6 +176,12 @@ extern "C" __global__ void probe_pairs(Mask mask, i64 sq, i64 sk, i64 shift, i64
   out[threadIdx.x] = visible_pairs(mask, sq, sk, shift + threadIdx.x);
 }
 
+extern "C" __global__ void probe_bounds(Mask mask, RowBounds bounds, i64 sq, i64 sk, i64 shift, i64* out) {
+  const Range keys = row_keys(mask, bounds, threadIdx.x, shift, sk);
+  const Range hull = key_range(mask, bounds, {threadIdx.x, sq}, shift, sk);
+  out[threadIdx.x] = length(keys) + length(hull) + visible_pairs(mask, bounds, sq, sk, shift);
+}
+
 extern "C" __global__ void probe_softmax(Units<float> units, ScoreRules<float> rules, const float* s, float* out) {
   const float x = logit<Math>(s[threadIdx.x], rules, s[1], s[2]);
   const Reference<float> old = reference_of<Math>(units, s[3]), reference = reference_of<Math>(units, max_of(s[3], x));

@@ -209,6 +209,56 @@ TEST(Mask, pairs_of_large_problems_are_the_sum_of_their_rows) {
   }
 }
 
+// Bounds of rows: every value that an int32 can have, forwards and backwards in memory, or one for all rows.
+TEST(Mask, bounds_of_rows_equal_brute_force) {
+  Random random;
+  const auto bound = [&](i64 sk) {
+    return static_cast<i32>(random.between(0, 5) == 0 ? random.between(-(i64{1} << 31), (i64{1} << 31) - 1)
+                                                      : random.between(-3, sk + 3));
+  };
+  for (int repeat = 0; repeat < 3000; ++repeat) {
+    const i64 sq = random.between(0, 9), sk = random.between(0, 12), shift = random.between(-8, 12);
+    const Mask mask{random.between(0, 2) ? random.between(0, 14) : kUnlimited,
+                    random.between(0, 2) ? random.between(0, 14) : kUnlimited,
+                    random.between(0, 1) * random.between(0, 6)};
+    std::array<i32, 20> begins{}, ends{};
+    for (std::size_t at = 0; at < begins.size(); ++at) {
+      begins[at] = bound(sk);
+      ends[at] = bound(sk);
+    }
+    const i64 stride = random.between(-2, 2);
+    RowBounds bounds;
+    if (random.between(0, 3)) bounds.begin = begins.data() + (stride < 0 ? 19 : 0);
+    if (random.between(0, 3)) bounds.end = ends.data();
+    if (bounds.begin) bounds.begin_stride = stride;
+    if (bounds.end) bounds.end_stride = repeat % 3 ? stride * stride / 2 : 0;
+    const auto sees = [&](i64 i, i64 j) {
+      return visible(mask, i + shift, j, sk) && (!bounds.begin || j >= bounds.begin[i * bounds.begin_stride]) &&
+             (!bounds.end || j < bounds.end[i * bounds.end_stride]);
+    };
+    i64 pairs = 0;
+    for (i64 first = 0; first < sq; ++first) {
+      const Range own = row_keys(mask, bounds, first, shift, sk);
+      for (i64 j = 0; j < sk; ++j) {
+        ASSERT_EQ(contains(own, j), sees(first, j))
+            << describe({mask, sq, sk, shift}) << " row " << first << " key " << j;
+        pairs += sees(first, j);
+      }
+      ASSERT_TRUE(0 <= own.begin && own.begin <= own.end && own.end <= sk) << describe({mask, sq, sk, shift});
+      for (i64 last = first; last <= sq; ++last) {
+        Range hull{0, 0};
+        for (i64 j = 0; j < sk; ++j)
+          for (i64 i = first; i < last; ++i)
+            if (sees(i, j)) hull = {hull.begin == hull.end ? j : hull.begin, j + 1};
+        const Range found = key_range(mask, bounds, {first, last}, shift, sk);
+        ASSERT_EQ(length(found), length(hull)) << describe({mask, sq, sk, shift}) << " rows " << first << ".." << last;
+        ASSERT_TRUE(length(hull) == 0 || found.begin == hull.begin) << describe({mask, sq, sk, shift});
+      }
+    }
+    ASSERT_EQ(visible_pairs(mask, bounds, sq, sk, shift), pairs) << describe({mask, sq, sk, shift});
+  }
+}
+
 TEST(Mask, huge_sizes_do_not_overflow) {
   const i64 n = i64{1} << 31;
   EXPECT_EQ(visible_pairs(kCausal, n, n, 0), n / 2 * (n + 1));

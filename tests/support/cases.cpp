@@ -1,6 +1,7 @@
 #include "tests/support/cases.hpp"
 
 #include "plan/plan.hpp"
+#include "tests/support/row_bounds.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -52,6 +53,7 @@ void check_keys(const Json& json) {
                                                "bias",
                                                "mask",
                                                "mask_kind",
+                                               "intervals",
                                                "sinks",
                                                "layout",
                                                "values",
@@ -314,6 +316,26 @@ void add_rules(Case& made, const Json& json) {
   if (json.value("sinks", false)) add(std::move(Array(DType::fp32, {h}).fill_gaussian(41)), options.sinks);
 }
 
+/// documents: packed ones of rising lengths, rows and keys alike. prefix: causal, but for a first quarter of the keys that all
+/// rows see. begin and end: one random bound alone, end the same for every batch row.
+void add_intervals(Case& made, const Json& json) {
+  if (!json.contains("intervals")) return;
+  const std::string kind = json["intervals"];
+  Options& options = made.call.options;
+  const std::int64_t sk = json.at("sk");
+  RandomBounds bounds(71, made.call.q.shape(), sk);
+  if (kind == "documents") {
+    bounds.fill_documents();
+  } else if (kind == "prefix") {
+    bounds.end.fill([&](const Dims& at) { return static_cast<double>(std::max(sk / 4, at[at.rank() - 1] + 1)); });
+  } else if (kind != "random" && kind != "begin" && kind != "end") {
+    throw std::runtime_error("cases.jsonl: unknown intervals " + kind);
+  }
+  if (kind != "end" && kind != "prefix") options.key_begin = keep(made, std::move(bounds.begin));
+  if (kind != "begin") options.key_end = keep(made, std::move(bounds.end));
+  if (kind == "end" && options.key_end.shape.rank() == 2) options.key_end.strides[0] = 0;
+}
+
 }  // namespace
 
 std::string Case::name() const { return id + " " + std::string(narrows::name(dtype)) + ": " + note; }
@@ -344,6 +366,7 @@ Case make_case(std::size_t index) {
   fill(made.call, json);
   add_lengths(made, json);
   add_rules(made, json);
+  add_intervals(made, json);
   add_cache(made, json);
   add_rotary(made, json);
   add_computation(made, json);

@@ -44,7 +44,21 @@ bool sees(const CountingRule& rule, const Counting::Lengths& s, std::int64_t h, 
   if (rule.window.left >= 0 && j < p - rule.window.left) return false;
   if (rule.window.right >= 0 && j > p + rule.window.right) return false;
   if (rule.chunk > 0 && floor_of(j, rule.chunk) != floor_of(p, rule.chunk)) return false;
+  if (rule.key_begin && j < counted_key_begin(s.number, i)) return false;
+  if (rule.key_end && j >= counted_key_end(s.number, i)) return false;
   return !(rule.masked || rule.bias) || in_mask(h, i, j);
+}
+
+std::int64_t counted_key_begin(std::int64_t s, std::int64_t i) {
+  if ((i + s) % 7 == 3) return std::numeric_limits<std::int32_t>::max();
+  if ((i + s) % 11 == 5) return std::numeric_limits<std::int32_t>::min();
+  return (i + s) / 17 * 40 - 3;
+}
+
+std::int64_t counted_key_end(std::int64_t s, std::int64_t i) {
+  if ((i + s) % 13 == 6) return (i + s) / 17 * 40 - 3;  // where the row begins
+  if ((i + s) % 11 == 5) return std::numeric_limits<std::int32_t>::max();
+  return (i + s) / 17 * 40 + 31;
 }
 
 const std::vector<CountingRule>& counting_rules() {
@@ -65,6 +79,11 @@ const std::vector<CountingRule>& counting_rules() {
       {"mask_causal", Causal::bottom_right, {20, -1}, 0, false, true},
       {"bias", Causal::none, {}, 0, false, false, true},
       {"bias_chunk", Causal::bottom_right, {}, 17, false, false, true},
+      {"key_begin", Causal::none, {}, 0, false, false, false, true, false},
+      {"key_end", Causal::none, {}, 0, false, false, false, false, true},
+      {"interval", Causal::none, {}, 0, false, false, false, true, true},
+      {"interval_causal", Causal::bottom_right, {60, -1}, 0, false, false, false, true, true},
+      {"interval_mask", Causal::top_left, {}, 50, false, true, false, true, true},
   };
   return rules;
 }
@@ -86,7 +105,7 @@ Counting::Counting(const CountingRule& rule_, CountingLayout layout, DType dtype
     const std::int64_t queries_used = used ? std::max<std::int64_t>(rows - 2 * s, 0) : rows;
     const std::int64_t keys_used = used ? (s == 2 ? 0 : keys - 3 * s - 1) : keys;
     shifts.push_back(static_cast<double>(7 * s - 9));
-    sequences.push_back({varlen ? first_q : 0, queries_used, varlen ? first_k : 0, keys_used, 7 * s - 9});
+    sequences.push_back({s, varlen ? first_q : 0, queries_used, varlen ? first_k : 0, keys_used, 7 * s - 9});
     bounds_q.push_back(bounds_q.back() + static_cast<double>(rows));
     bounds_k.push_back(bounds_k.back() + static_cast<double>(keys));
     lengths_q.push_back(static_cast<double>(queries_used));
@@ -122,7 +141,35 @@ Counting::Counting(const CountingRule& rule_, CountingLayout layout, DType dtype
     });
     a.options.bias = bias;
   }
+  bound_rows();
   fill_values();
+}
+
+void Counting::bound_rows() {
+  const Dims shape = varlen ? Dims{a.q.shape()[0]} : Dims{3, rows_of_batch};
+  const auto make = [&](Array& array, const Arrangement& arrangement, auto bound_of) {
+    array = Array(DType::int32, shape, arrangement);
+    for (const Lengths& s : sequences)
+      for (std::int64_t i = 0; i < s.queries; ++i)
+        array.set(varlen ? Dims{s.first_query + i} : Dims{s.number, i}, static_cast<double>(bound_of(s.number, i)));
+    return array.tensor();
+  };
+  if (rule.key_begin) a.options.key_begin = make(key_begin, {}, counted_key_begin);
+  if (rule.key_end)
+    a.options.key_end = make(key_end, {.order = varlen ? Dims{0} : Dims{1, 0}, .gap = 1}, counted_key_end);
+}
+
+void Counting::poison_unseen() {
+  for (const Lengths& s : sequences)
+    for (std::int64_t j = 0; j < s.keys; ++j) {
+      bool seen = false;
+      for (std::int64_t i = 0; i < s.queries && !seen; ++i)
+        for (std::int64_t h = 0; h < kHeads && !seen; ++h) seen = sees(rule, s, h, i, j);
+      if (seen) continue;
+      const Dims row = varlen ? Dims{s.first_key + j, 0} : Dims{s.number, j, 0};
+      for (std::int64_t x = 0; x < 8; ++x) a.k.set(with(row, x), std::numeric_limits<double>::quiet_NaN());
+      for (std::int64_t x = 0; x < kDim; ++x) a.v.set(with(row, x), std::numeric_limits<double>::quiet_NaN());
+    }
 }
 
 void Counting::fill_values() {

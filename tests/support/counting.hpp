@@ -17,7 +17,12 @@ struct CountingRule {
   Window window = {};
   std::int64_t chunk = 0;
   bool own_shift = false, masked = false, bias = false;
+  bool key_begin = false, key_end = false;
 };
+/// Of row i of sequence s. Some rows see 34 keys and the next ones 34 others with a gap between, some nothing, some have bounds
+/// that bound nothing.
+std::int64_t counted_key_begin(std::int64_t s, std::int64_t i);
+std::int64_t counted_key_end(std::int64_t s, std::int64_t i);
 const std::vector<CountingRule>& counting_rules();
 
 enum class CountingLayout { dense, varlen, seqused, varlen_seqused };
@@ -30,7 +35,7 @@ inline const auto kCountingLayouts = testing::Values(CountingLayout::dense, Coun
 struct Counting {
   static constexpr std::int64_t kHeads = 3, kDim = 96;
   struct Lengths {
-    std::int64_t first_query, queries, first_key, keys, shift;
+    std::int64_t number, first_query, queries, first_key, keys, shift;
   };
 
   Counting(const CountingRule& rule_, CountingLayout layout, DType dtype, std::int64_t sq, std::int64_t sk);
@@ -40,10 +45,14 @@ struct Counting {
   std::int64_t rows_of_batch;  // dense: query rows of a batch row
   std::vector<Lengths> sequences;
   Attention a;
-  Array mask, bias, cu_q, cu_k, used_q, used_k, shift;
+  Array mask, bias, cu_q, cu_k, used_q, used_k, shift, key_begin, key_end;
+
+  /// Keys and values that a sequence has and none of its rows sees become NaN.
+  void poison_unseen();
 
  private:
   void fill_values();
+  void bound_rows();
 };
 
 /// Whether row i of a head of a sequence sees key j, by the contract's text.

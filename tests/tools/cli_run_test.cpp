@@ -100,6 +100,21 @@ TEST(CliRun, takes_the_integers_and_masks_that_numpy_writes) {
   EXPECT_THAT(outcome.out, HasSubstr("q=varlen k=varlen mask"));
 }
 
+TEST(CliRun, takes_bounds_of_rows_from_a_file) {
+  const TemporaryDirectory directory;
+  Fixture fixture;
+  fixture.add("q", {1, 3, 1, 1}, {0, 0, 0}).add("k", {1, 4, 1, 1}, {1, 2, 3, 4}).add("v", {1, 4, 1, 1}, {0, 1, 2, 3});
+  fixture.add_int64("key_begin", {1, 3}, {0, 1, 4}).add_int64("key_end", {1, 3}, {1, 4, 2});
+  const std::string in = fixture.save(directory / "in.npz"), out = (directory / "out.npz").string();
+  const Outcome outcome = narrows({"run", in, "-o", out, "--check"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(values_of(out, "o"), ElementsAre(0, 2, 0));
+  EXPECT_THAT(outcome.out, HasSubstr("d=1 key_begin key_end\n"));
+  EXPECT_THAT(narrows({"explain", in}).out, HasSubstr("over 4 visible"));
+  const Outcome gradients = narrows({"run", in, "--backward", "--check"});
+  EXPECT_EQ(gradients.code, 0) << gradients.err;
+}
+
 TEST(CliRun, one_cu_seqlens_and_slopes_are_second_names) {
   const TemporaryDirectory directory;
   Fixture fixture;
