@@ -93,6 +93,7 @@ BackwardArgs backward_args(const Problem& problem, const Plan& plan, const Buffe
   for (std::size_t axis = 0; axis < problem.dbias_sizes.size(); ++axis)
     args.bias_sizes[axis] = narrow(problem.dbias_sizes[axis]);
   const Sm80BackwardBlocks blocks = backward_blocks(problem, plan.query_block, plan.key_block);
+  args.kv_heads = narrow(problem.kv_heads);
   args.query_blocks = narrow(blocks.query_blocks);
   args.key_blocks = narrow(blocks.key_blocks);
   args.section = narrow(plan.section);

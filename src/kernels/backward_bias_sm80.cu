@@ -56,6 +56,7 @@ inline void add_sequence(const Call& call, const Covered& tile, i32 sequence, i3
   static_cast<SequenceFacts&>(block) = facts_of(args, part_of(args, query_bounds(args), sequence, false),
                                                 part_of(args, key_bounds(args), sequence, false), false);
   block.first = number * kBlockKeys;
+  block.seeing = query_range(args.visibility, keys_of(block), block.queries, block.shift);
   const i64 tiles = min_of<i64>(tile.query_tiles.end, query_tiles(block));
   if (block.first >= block.keys && !block.broken) return;
   for (i64 head = tile.heads.begin; head < tile.heads.end; ++head) {

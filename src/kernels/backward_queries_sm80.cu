@@ -46,8 +46,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_queries_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
   __shared__ __align__(128) char results[kQueryTile.bytes()];
-  const QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
+  QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
   if (block.rows == 0) return;
+  if (is_varlen(args.cu_seqlens_k)) {
+    __syncthreads();
+    block.broken |= find_sequence(args, key_bounds(args), -1, kBlockKeys, false).broken;
+  }
   const BlockPlace place = block_place(is_varlen(args.cu_seqlens_q), block.sequence, block.head, args.heads,
                                        block.first_query, block.first_row / kBlockQueries, kBlockQueries);
   const float* const sums = args.query_sums + place.number(args.query_blocks) * kSumsOfBlock;

@@ -16,7 +16,7 @@ static_assert(kExchanges || kStages == 2, "dQ comes a step later");
 // Deterministic: key blocks add to some query blocks, a group, in their order. A warp waits for the same warp of the key block
 // before, which adds to the same places, and no other. That one began earlier (claim_block), so it is running or done: no wait
 // is for ever.
-constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks; one alone: 0.85 of what four reach
+constexpr i32 kGroup = max_of(512 / kBlockQueries, 1);  // query blocks; one alone: 0.85 of what four reach
 
 struct Turn {
   u32* at = nullptr;
@@ -298,5 +298,8 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
     load_keys(call);
     walk_queries(call, dk, dv);
   }
+  if (kAlibi && block.broken && args.slope_sums != nullptr)
+    for (i32 head = 0; head < args.group; ++head)
+      store_slope(call, block.kv_head * args.group + head, as_float(0x7fffffffu));
   store_results(call, dk, dv);
 }

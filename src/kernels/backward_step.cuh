@@ -83,30 +83,31 @@ inline void look(const Call& call, i32 step, i32 first_row) {
   if (row % kWarp == 0) call.facts.sights[step % kStages][row / kWarp] = sight;
 }
 
-inline void load_outputs(const Call& call, i32 step, const Place& place) {
+// Rows of a step. Those that see no key of the block may hold anything: they are not read.
+template <SmemTile tile>
+inline void load_rows(const Call& call, u32 to, const TensorArg& from, const Place& place, i32 columns) {
   const KeyBlock& block = call.facts.block;
   const i32 first_row = place.tile * kBlockQueries;
-  copy_tile<kOutputTile>(
-      call.outputs(step),
-      rows_of(call.args.dout, block.sequence, block.first_query + first_row, place.head, call.args.value_dim), 0, 0,
-      block.queries - first_row);
+  copy_tile<tile>(to, rows_of(from, block.sequence, block.first_query + first_row, place.head, columns), 0,
+                  static_cast<i32>(block.seeing.begin) - first_row, static_cast<i32>(block.seeing.end) - first_row);
+}
+
+inline void load_outputs(const Call& call, i32 step, const Place& place) {
+  load_rows<kOutputTile>(call, call.outputs(step), call.args.dout, place, call.args.value_dim);
   commit_copies();
 }
 
 // Q, and what goes with its rows.
 inline void load_queries(const Call& call, i32 step, const Place& place) {
   const BackwardArgs& args = call.args;
-  const KeyBlock& block = call.facts.block;
-  const i32 first_row = place.tile * kBlockQueries;
-  copy_tile<kQueryTile>(call.queries(step),
-                        rows_of(args.q, block.sequence, block.first_query + first_row, place.head, args.head_dim), 0, 0,
-                        block.queries - first_row);
-  const RowFacts* const facts = args.rows + query_block_number(args, block, place.head, place.tile) * kBlockQueries;
+  load_rows<kQueryTile>(call, call.queries(step), args.q, place, args.head_dim);
+  const RowFacts* const facts =
+      args.rows + query_block_number(args, call.facts.block, place.head, place.tile) * kBlockQueries;
   const i32 pair = static_cast<i32>(threadIdx.x) * 2;
   if (pair < kBlockQueries)
     copy_async<16>(call.rows(step) + static_cast<u32>(pair) * sizeof(RowFacts), facts + pair, true);
   commit_copies();
-  look(call, step, first_row);
+  look(call, step, place.tile * kBlockQueries);
 }
 
 inline Sight sight_of(const Call& call, i32 step) {

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_sums_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
   const i32 head = static_cast<i32>(blockIdx.x) % args.heads, sequence = static_cast<i32>(blockIdx.x) / args.heads;
-  if (args.dslopes.data && args.slope_sums) make_slope(args, sequence, head, args.slopes_of_sequences);
+  if (args.dslopes.data) make_slope(args, sequence, head, args.slopes_of_sequences);
   if (args.dsinks.data == nullptr || sequence > 0) return;
   const i64 blocks = args.cu_seqlens_q.data ? args.query_blocks : i64{args.batch} * args.query_blocks;
   const float sum = ordered_sum(args.sink_sums + head * blocks, 0, blocks);

@@ -8,7 +8,8 @@ struct KeyBlock : SequenceFacts {
   i32 kv_head;
   i32 first;                 // key, within the sequence
   i32 rows;                  // of them, that the tensors have; results are written for these
-  i32 begin_tile, end_tile;  // blocks of query rows that may see them
+  Range seeing;              // query rows that may see them
+  i32 begin_tile, end_tile;  // their blocks
   i32 number;                // of the block, of all sequences
 };
 
@@ -32,7 +33,7 @@ inline Part find_keys(const BackwardArgs& args, i32 block, i32 dense_sequence) {
 
 inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
   const bool varlen = is_varlen(args.cu_seqlens_k);
-  const i32 kv_heads = args.heads / args.group;
+  const i32 kv_heads = args.kv_heads;
   const u32 pairs = static_cast<u32>(varlen ? kv_heads : args.batch * kv_heads);
   const TileNumber tile = tile_number(index, static_cast<u32>(args.key_blocks), pairs, static_cast<u32>(args.section));
   const i32 number = args.key_blocks - 1 - tile.block;  // with a causal mask the first keys are seen most
@@ -54,9 +55,9 @@ inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
   block.number = varlen ? number : keys.sequence * args.key_blocks + number;
   block.rows = clamp_to(keys.count - block.first, 0, kBlockKeys);
   if (!block.broken && block.first < block.keys) {
-    const Range rows = query_range(args.visibility, keys_of(block), block.queries, block.shift);
-    block.begin_tile = static_cast<i32>(rows.begin / kBlockQueries);
-    block.end_tile = static_cast<i32>(ceil_div<i64>(rows.end, kBlockQueries));
+    block.seeing = query_range(args.visibility, keys_of(block), block.queries, block.shift);
+    block.begin_tile = static_cast<i32>(block.seeing.begin / kBlockQueries);
+    block.end_tile = static_cast<i32>(ceil_div<i64>(block.seeing.end, kBlockQueries));
   }
   return block;
 }

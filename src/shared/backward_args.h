@@ -24,6 +24,7 @@ struct BackwardArgs : CallArgs {
   bool slopes_of_sequences = false;  // dslopes has one for each sequence
   TensorArg dsinks;                  // strides[0] is the head's; null: not wanted
   i32 bias_sizes[4] = {};            // of dbias, 1 where it is broadcast
+  i32 kv_heads = 0;                  // its own number: of no query heads none can be told from the group
   i32 query_blocks = 0;              // of the rows of a head, at most: dense of a sequence, varlen of all
   i32 key_blocks = 0;                // the same of keys
   i32 section = 1;                   // (sequence, kv head) pairs worked on together

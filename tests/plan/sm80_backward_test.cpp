@@ -316,7 +316,8 @@ TEST(Sm80BackwardPlan, says_its_decisions) {
            "\nhead dims on chip 256, 256\nwarps ", plan.warps, "\nthread blocks of a multiprocessor ",
            plan.resident_blocks, "\nshared memory of a thread block ", plan.shared_bytes,
            " bytes\nwarps that share keys ", plan.column_warps, "\nstages of Q and dO ", plan.stages,
-           "\nsums of dQ in the order of keys\ncopied 16 bytes at a time\nscratch facts of rows 4096 bytes\n");
+           "\nsums of dQ in the order of keys\ncopied 16 bytes at a time\nheads together 4\nscratch facts of rows 4096 "
+           "bytes\n");
   EXPECT_EQ(plan.text().substr(0, tiles.size()), tiles);
   EXPECT_GT(plan.column_warps, 1);
   Call gathered = sm80_backward_of({});
