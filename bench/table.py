@@ -3,9 +3,10 @@
 with tests/gpu/record.json.
 
 Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
-cases, all of the CPU's, or gpu, or gpu_cases; `name=value,value` behind it leaves out other rows
-(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). A page may have parts of both files; those of the other are left alone. With `--check` nothing is written, and the exit code is 1 where a page
-would change.
+cases, all of the CPU's, or gpu, gpu_cases, gpu_backward or gpu_backward_cases; `name=value,value` behind it leaves out other rows
+(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). A page may have parts of both files; those of the other are left alone.
+A record without any row of a GPU's kind says so in its part. With `--check` nothing is written, and the exit code is 1 where a
+page would change.
 """
 
 import argparse
@@ -15,7 +16,10 @@ import sys
 from pathlib import Path
 
 PART = re.compile(r"(<!-- bench (?P<kind>\w+)(?P<filters>[^>]*?) -->\n)(?P<old>.*?)(<!-- /bench -->)", re.DOTALL)
-RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops", "gpu": "tflops", "gpu_cases": "tflops"}
+RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops"}
+GPU = ("gpu", "gpu_cases", "gpu_backward", "gpu_backward_cases")
+KINDS = (*RATE, *GPU)
+NOT_MEASURED = "Not in the record as yet.\n"
 FIELDS = ("family", "dtype", "d", "sq", "sk", "causal", "case", "threads")
 
 
@@ -38,7 +42,9 @@ def text_of(value):
 
 def kind_of(row):
     if row["backend"] == "cuda":
-        return "" if "tflops" not in row else "gpu" if row["case"] in ("", "gqa4") else "gpu_cases"
+        if "tflops" not in row:
+            return ""
+        return "gpu" + ("_backward" if row["op"] == "backward" else "") + ("" if row["case"] in ("", "gqa4") else "_cases")
     return "cases" if row["op"] == "forward" and row["case"] != "" else row["op"]
 
 
@@ -50,8 +56,8 @@ def chosen(rows, kind, filters):
         if not found or name not in FIELDS:
             raise SystemExit(f"bench {kind}: '{word}': must be NAME=VALUE,... with one of {', '.join(FIELDS)}")
         wanted[name] = set(values.split(","))
-    if kind not in RATE:
-        raise SystemExit(f"bench {kind}: must be one of {', '.join(RATE)}")
+    if kind not in KINDS:
+        raise SystemExit(f"bench {kind}: must be one of {', '.join(KINDS)}")
     for row in rows:
         if kind_of(row) != kind:
             continue
@@ -59,25 +65,40 @@ def chosen(rows, kind, filters):
             yield row
 
 
-def gpu_table(rows, kind):
+def ratio_text(value):
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def deterministic_rates(rows):
+    """{shape: its deterministic rate by the plain one}"""
+    return {shape(row): row["of_plain"] for row in rows if row.get("case") == "deterministic"}
+
+
+def shape(row):
+    return tuple(row[name] for name in ("op", "dtype", "d", "sq", "causal"))
+
+
+def gpu_table(rows, kind, deterministic):
+    """Of backward's plain rows also the deterministic rate and the error, each beside what it is judged by."""
     peers = sorted({peer for row in rows for peer in row["peers"]})
-    of_plain = ["of plain"] if kind == "gpu_cases" else []
-    heads = ["dtype", "d", "sq", "causal", "case", "ms", "hot ms", "TFLOP/s", "of peak", *(f"{peer} ms" for peer in peers)]
-    heads += ["ratio", *of_plain]
+    heads = ["dtype", "d", "sq", "causal", "case", "ms", "hot ms", "TFLOP/s", "of peak", *(f"{peer} ms" for peer in peers), "ratio"]
+    heads += ["of plain"] if kind.endswith("_cases") else ["deterministic", "error"] if kind == "gpu_backward" else []
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         cells = [text_of(row[name]) or "-" for name in ("dtype", "d", "sq", "causal", "case")]
         cells += [f"{row['ms']:.3g}", f"{row['hot_ms']:.3g}", f"{row['tflops']:.0f}", f"{row['fraction']:.0%}"]
         cells += [f"{row['peers'][peer]:.3g}" if peer in row["peers"] else "-" for peer in peers]
         cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x {row['against']}")
-        cells += [f"{row['of_plain']:.2f}x" if "of_plain" in row else "-"] if of_plain else []
+        if kind.endswith("_cases"):
+            cells.append(ratio_text(row.get("of_plain")))
+        elif kind == "gpu_backward":
+            error = f"{row['error_ratio']:.3f}x" if "error_ratio" in row else "-"
+            cells += [ratio_text(deterministic.get(shape(row)) if row["case"] == "" else None), error]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def table(rows, kind):
-    if kind.startswith("gpu"):
-        return gpu_table(rows, kind)
     peers = sorted({peer for row in rows for peer in row["peers"]})
     sizes = ["sk", "case"] if kind == "decode" else ["case", "sq", "causal"] if kind == "cases" else ["sq", "causal"]
     unit = "GB/s" if kind == "decode" else "TFLOP/s"
@@ -87,7 +108,7 @@ def table(rows, kind):
         cells = [text_of(row[name]) or "-" for name in ("dtype", "d", *sizes, "threads")]
         cells += [f"{row['ms']:.3g}", f"{row[RATE[kind]]:.3g}", f"{row['fraction']:.0%}", bytes_text(row["extra_bytes"])]
         cells += [f"{row['peers'][peer]:.3g}" if peer in row["peers"] else "-" for peer in peers]
-        cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x")
+        cells.append(ratio_text(row["ratio"]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -103,12 +124,16 @@ def rewritten(page, rows):
     on_gpu = any(row["backend"] == "cuda" for row in rows)
 
     def part(match):
-        if match["kind"] in RATE and match["kind"].startswith("gpu") != on_gpu:
+        kind = match["kind"]
+        if kind in KINDS and (kind in GPU) != on_gpu:
             return match[0]  # of the other file
-        found = list(chosen(rows, match["kind"], match["filters"]))
-        if not found:
-            raise SystemExit(f"no row for the part: bench {match['kind']}{match['filters']}")
-        return match[1] + table(found, match["kind"]) + match[5]
+        found = list(chosen(rows, kind, match["filters"]))
+        if found:
+            written = gpu_table(found, kind, deterministic_rates(rows)) if kind in GPU else table(found, kind)
+            return match[1] + written + match[5]
+        if kind in GPU and all(kind_of(row) != kind for row in rows):
+            return match[1] + NOT_MEASURED + match[5]
+        raise SystemExit(f"no row for the part: bench {kind}{match['filters']}")
 
     text, count = PART.subn(part, page)
     if count == 0:

@@ -19,9 +19,10 @@ if(NOT NARROWS_SANITIZE)
   # One process: where there is no GPU each test only says so.
   add_test(NAME gpu_tests COMMAND narrows_gpu_tests --gtest_brief=1 WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
   set_tests_properties(gpu_tests PROPERTIES TIMEOUT 900)
+  add_test(NAME gpu_scripts COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/scripts_test.py")
   # Python cannot open a sanitized library.
-  add_test(NAME gpu_scripts
-    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/gpu/scripts_test.py" "$<TARGET_FILE:narrows>")
+  add_test(NAME bench_gpu_scripts
+    COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/bench_gpu_test.py" "$<TARGET_FILE:narrows>")
   add_test(NAME io_model_scripts
     COMMAND ${narrows_python} "${PROJECT_SOURCE_DIR}/tests/tools/io_model_test.py" "$<TARGET_FILE:narrows>")
 endif()

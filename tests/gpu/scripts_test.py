@@ -1,11 +1,7 @@
 #!/usr/bin/env python3
-"""tests/gpu/run, source_hash.py and bench/gpu.py without a GPU: on trees made up here, and with a program that stands for the tests.
-
-    scripts_test.py [LIBNARROWS]    with the library, what bench/gpu.py calls it by is tried on the CPU
-"""
+"""tests/gpu/run and source_hash.py without a GPU: on trees made up here, and with a program that stands for the tests."""
 
 import contextlib
-import ctypes
 import importlib.machinery
 import importlib.util
 import io
@@ -19,11 +15,8 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LIBRARY = None
-sys.path[:0] = [str(HERE), str(ROOT / "bench")]
+sys.path.insert(0, str(HERE))
 
-import gpu  # noqa: E402
-import narrows_c  # noqa: E402
 import source_hash  # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("gpu_run", str(HERE / "run"))
@@ -238,60 +231,27 @@ class Run(unittest.TestCase):
             rows = {row["case"]: row["ms"] for row in suite.host_rows()}
         self.assertEqual(rows, {"first_call": 4.0, "host_call": 0.0035})
 
+    def test_rows_of_both_operations_are_kept(self):
+        (self.folder / "libnarrows.so").write_text("")
+        suite = gpu_run.Suite(unittest.mock.Mock(binaries=self.folder, cache=None), ROOT)
+
+        def call(command, _):
+            op = command[command.index("--op") + 1]
+            Path(command[-1]).write_text(json.dumps({"op": op}) + "\n", encoding="utf-8")
+            return (0 if op == "forward" else 1), ""
+
+        with contextlib.redirect_stderr(io.StringIO()):
+            with unittest.mock.patch.multiple(suite, call=call, host_rows=lambda: [{"op": "host"}]):
+                suite.bench_stage()
+        self.assertEqual([row["op"] for row in suite.bench], ["forward", "backward", "host"])
+        self.assertEqual([(suite.results.suites[f"bench.{op}/any"]["failed"]) for op in ("forward", "backward")], [0, 1])
+        self.assertEqual(suite.results.failures, ["bench.backward: exit code 1"])
+        self.assertEqual({gpu_run.stage_of(name) for name in suite.results.suites}, {"bench"})
+
     def test_an_unknown_stage_is_refused(self):
         with self.assertRaises(SystemExit):
             self.run_stages("everything")
 
 
-class Bench(unittest.TestCase):
-    def test_the_grid_is_the_peers(self):
-        rows = list(gpu.grid())
-        self.assertEqual(len(rows), 38)
-        for row in rows:
-            self.assertEqual((row["b"] * row["sq"], row["dtype"]), (16384, "bf16"))
-            self.assertEqual(row["h"] * row["d"], 4096 if row["case"] else 2048)
-
-    def test_work_is_counted_by_what_is_visible(self):
-        full, causal = gpu.row(sq=64, d=8, b=1, h=1), gpu.row(sq=64, d=8, b=1, h=1, causal=True)
-        self.assertEqual((gpu.flops(full), gpu.flops(causal)), (4 * 8 * 64 * 64, 2 * 8 * 64 * 64))
-        self.assertEqual(gpu.flops({**causal, "case": "window16"}), 32 * sum(min(i + 1, 16) for i in range(64)))
-        self.assertEqual(gpu.flops({**causal, "case": "varlen", "b": 3}), 32 * (64**2 + 32**2 + 21**2) / 2)
-
-    def test_rows_are_listed_without_pytorch(self):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            self.assertEqual(gpu.main(["--list", "--only", '"case": "varlen"']), 0)
-        self.assertEqual(json.loads(said.getvalue())["h"], 16)
-
-    def test_the_bar_on_errors(self):
-        self.assertEqual(gpu.judge_errors({}, {"ours": 1.009, "fa2": 1.0, "cudnn": 2.0}), "")
-        self.assertIn("error 1.02", gpu.judge_errors({}, {"ours": 1.02, "fa2": 1.0}))
-
-    def test_the_header_becomes_structs(self):
-        types = narrows_c.structs(narrows_c.HEADER.read_text(encoding="utf-8"))
-        self.assertEqual(ctypes.sizeof(types["narrows_tensor"]), 112)
-        self.assertIn("stream", dict(types["narrows_options"]._fields_))
-        with self.assertRaises(ValueError):
-            narrows_c.structs("typedef struct narrows_x { int64_t a, b; } narrows_x;")
-
-    def test_the_library_is_called(self):
-        if not LIBRARY:
-            self.skipTest("no library was named")
-        library = narrows_c.Library(LIBRARY)
-        q, v, o = ((ctypes.c_float * 8)(*values) for values in ([0] * 8, range(8), [9] * 8))
-
-        def tensor(array):
-            return library.tensor(ctypes.addressof(array), "fp32", (1, 2, 1, 4), (8, 4, 4, 1))
-
-        library.forward({"q": tensor(q), "k": tensor(q), "v": tensor(v)}, {"o": tensor(o)}, {"causal": 1})()
-        self.assertEqual(list(o), [0, 1, 2, 3, 2, 3, 4, 5])
-        with self.assertRaisesRegex(RuntimeError, "softcap: -1"):
-            library.forward({"q": tensor(q), "k": tensor(q), "v": tensor(v)}, {"o": tensor(o)}, {"softcap": -1.0})()
-        with self.assertRaises(AttributeError):
-            library.forward({}, {}, {"softcapp": 1.0})
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        LIBRARY = sys.argv.pop(1)
     unittest.main()

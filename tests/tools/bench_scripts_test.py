@@ -68,6 +68,38 @@ class Scripts(unittest.TestCase):
         self.assertIn("| bf16 | 64 | 1024 | false | bias | 12.3 | 13 | 350 | 89% | - | 0.81x |\n", text)
         self.assertNotIn("host_call", text)
 
+    def test_backward_rows_of_a_gpu_have_their_own_tables(self):
+        gpu = {"op": "backward", "backend": "cuda", "family": "sm80", "dtype": "bf16", "hot_ms": 13.0, "tflops": 350.4}
+        plain = row(**gpu, peers={"fa2": 13.0}, against="fa2", ratio=1.053, error_ratio=0.99951)
+        other = row(**gpu, causal=True)
+        deterministic, bias = (row(**gpu, case=case, of_plain=0.9123) for case in ("deterministic", "bias"))
+        forward = row(backend="cuda", hot_ms=1.0)
+        self.rows = self.folder / "record.json"
+        self.rows.write_text(json.dumps({"bench": [plain, other, bias, deterministic, forward]}))
+        page = "<!-- bench gpu_backward -->\n<!-- /bench -->\n<!-- bench gpu_backward_cases -->\n<!-- /bench -->\n"
+        _, text = self.run_table(page)
+        heads = "| dtype | d | sq | causal | case | ms | hot ms | TFLOP/s | of peak |"
+        self.assertEqual(
+            text.splitlines()[1:5],
+            [
+                f"{heads} fa2 ms | ratio | deterministic | error |",
+                "|" + "---|" * 13,
+                "| bf16 | 64 | 1024 | false | - | 12.3 | 13 | 350 | 89% | 13 | 1.05x fa2 | 0.91x | 1.000x |",
+                "| bf16 | 64 | 1024 | true | - | 12.3 | 13 | 350 | 89% | - | - | - | - |",
+            ],
+        )
+        self.assertIn("| bf16 | 64 | 1024 | false | bias | 12.3 | 13 | 350 | 89% | - | 0.91x |\n", text)
+        self.assertEqual(text.count("| deterministic |"), 2)
+        self.assertNotIn("fp32", text)
+
+    def test_a_record_without_backward_rows_says_so(self):
+        self.rows = self.folder / "record.json"
+        self.rows.write_text(json.dumps({"bench": [row(backend="cuda", hot_ms=1.0)]}))
+        page = "<!-- bench gpu_backward d=64 -->\nold\n<!-- /bench -->\n"
+        self.assertEqual(self.run_table(page)[1], page.replace("old", "Not in the record as yet."))
+        with self.assertRaisesRegex(SystemExit, "no row for the part: bench gpu d=7"):
+            self.run_table("<!-- bench gpu d=7 -->\n<!-- /bench -->\n")
+
     def test_a_part_becomes_a_table_and_the_rest_stays(self):
         code, text = self.run_table("before\n<!-- bench forward d=64 threads=2 -->\nold\n<!-- /bench -->\nafter\n")
         self.assertEqual(code, 0)

@@ -1,0 +1,81 @@
+"""The rows that bench/gpu.py measures, and what a row counts."""
+
+TOKENS, WIDTH = 16384, 2048  # of a plain row: batch * sequence, heads * head dim
+OPERATIONS = ("forward", "backward")
+
+
+def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=None, hk=None, b=None):
+    h = h or WIDTH // d
+    return {
+        "op": op, "backend": "cuda", "family": "sm80", "dtype": dtype, "b": b or TOKENS // sq, "h": h, "hk": hk or h,
+        "sq": sq, "sk": sq, "d": d, "dv": d, "causal": causal, "case": case, "threads": 1,
+    }  # fmt: skip
+
+
+def grid(op):
+    for d in (64, 128, 256):
+        for sq in (512, 1024, 2048, 4096, 8192, 16384):
+            for causal in (False, True):
+                yield row(op, d=d, sq=sq, causal=causal)
+    for causal in (False, True):
+        yield row(op, causal=causal, case="gqa4", h=32, hk=8)
+
+
+def special(op):
+    """What this family is for beside the plain rows; the judge is their own plain row, or PyTorch's fp32."""
+    for case in ("bias", "mask", "softcap", "alibi", "dropout", "unaligned"):
+        yield row(op, case=case)
+    if op == "forward":
+        yield row(op, case="transposed")
+    yield row(op, case="window1024", causal=True)
+    for d in (100, 111) if op == "forward" else (100,):
+        yield row(op, d=d, h=16, case=f"d{d}")
+    for d in (64, 128):
+        for causal in (False, True):
+            yield row(op, d=d, causal=causal, dtype="fp32", sq=2048)
+    yield row(op, dtype="fp16")
+    yield row(op, case="varlen", causal=True, h=16, b=32, sq=16384)
+    if op == "backward":
+        for d in (64, 128, 256):
+            for sq in (2048, 8192):
+                for causal in (False, True):
+                    yield row(op, d=d, sq=sq, causal=causal, case="deterministic")
+
+
+def all_rows():
+    for op in OPERATIONS:
+        yield from grid(op)
+        yield from special(op)
+
+
+def is_plain(row):
+    return row["case"] in ("", "gqa4")
+
+
+def plain_of(special_row):
+    """The plain row whose rate a special one is compared with: a deterministic one's of its own shape."""
+    op, causal = special_row["op"], special_row["causal"]
+    if special_row["case"] == "deterministic":
+        return row(op, d=special_row["d"], sq=special_row["sq"], causal=causal)
+    return row(op, causal=causal)
+
+
+def zipf_lengths(row):
+    return [row["sq"] // place for place in range(1, row["b"] + 1)]
+
+
+def window_of(row):
+    """Keys that a row of a window case sees at most, or None."""
+    return int(row["case"].removeprefix("window")) if row["case"].startswith("window") else None
+
+
+def flops(row):
+    """By the fused formula; a causal row counts half of S^2, a window and varlen what is visible."""
+    if row["case"] == "varlen":
+        pairs = sum(n * n / 2 for n in zipf_lengths(row)) * row["h"]
+    else:
+        square, window = row["sq"] * row["sk"], window_of(row)
+        seen = sum(min(i + 1, window) for i in range(row["sq"])) if window else square / 2 if row["causal"] else square
+        pairs = row["b"] * row["h"] * seen
+    columns = 3 * row["d"] + 2 * row["dv"] if row["op"] == "backward" else row["d"] + row["dv"]
+    return 2 * columns * pairs
