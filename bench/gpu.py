@@ -224,7 +224,7 @@ def measure_rows(gpu, rows, output):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", help="libnarrows.so")
     parser.add_argument("--output", type=Path, help="also write the rows there, each when it is measured")
     parser.add_argument("--op", choices=OPERATIONS, help="rows of one operation alone")
