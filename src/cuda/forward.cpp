@@ -16,6 +16,7 @@ ProgramKey key_of(const ForwardConstants& constants) {
   for (const i32 number : {static_cast<i32>(constants.element), static_cast<i32>(constants.bias_element),
                            constants.warps, constants.copy_bytes, constants.resident_blocks})
     bits.add(number, 8);
+  bits.add(constants.value_slices, 2);
   for (const bool rule : {constants.skips_rescale, constants.natural, constants.softcap, constants.alibi,
                           constants.bias, constants.mask, constants.dropout})
     bits.add(rule, 1);
@@ -43,7 +44,7 @@ ForwardArgs forward_args(const Problem& problem, const Plan& plan, const Buffers
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const ForwardArgs args = forward_args(problem, plan, buffers);
   const i64 pairs = i64{problem.query_form == QueryForm::varlen ? 1 : args.batch} * args.heads;
-  const i64 blocks = problem.query_rows == 0 ? 0 : args.blocks * pairs;
+  const i64 blocks = problem.query_rows == 0 ? 0 : args.blocks * pairs * plan.value_slices;
   if (blocks == 0) return;
   const ForwardConstants constants = forward_constants(problem, plan);
   const auto stream = static_cast<Stream>(buffers.stream);

@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   __syncthreads();
   KeySums dk = {};
   ValueSums dv = {};
-  if (block.begin_tile < block.end_tile) {
+  if (block.begin_tile < block.end_tile && args.group > 0) {
     load_keys(call);
     walk_queries(call, dk, dv);
   }

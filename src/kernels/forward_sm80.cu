@@ -15,6 +15,7 @@ constexpr SmemTile kOutputTile{kBlockQueries, kValueBytes};
 // In shared memory, because the loop over tiles needs every register.
 struct Facts {
   QueryBlock block;
+  i32 slice;                 // of the columns of V and O
   GlobalRows k, v;           // of the sequence and kv head, from key 0 on
   Keys rows[kBlockQueries];  // what each row sees
   Sight sights[kWarps];      // what each warp's rows see
@@ -46,8 +47,25 @@ inline void load_queries(const Call& call, const QueryBlock& block) {
   commit_copies();  // a block that sees no key waits for these alone
 }
 
+// Where more columns of V are than a warp can hold accumulators of, thread blocks share them: each computes the scores of its rows
+// and a slice of O.
+struct Slice {
+  u32 block;  // of query rows and head, as find_query_block takes it
+  i32 number;
+
+  static Slice of(u32 index) {
+    return {index / static_cast<u32>(kValueSlices), static_cast<i32>(index % static_cast<u32>(kValueSlices))};
+  }
+};
+
+inline GlobalRows slice_of(const GlobalRows& rows, i32 slice) {
+  const i32 first = slice * kValueDim;
+  return {rows.first + first * rows.column_stride, rows.row_stride, rows.column_stride,
+          clamp_to(rows.columns - first, 0, kValueDim)};
+}
+
 // Leaves the facts where every thread finds them.
-inline void gather_facts(const Call& call, const QueryBlock& block) {
+inline void gather_facts(const Call& call, const QueryBlock& block, i32 slice) {
   const ForwardArgs& args = call.args;
   Facts& facts = call.facts;
   look(args, block, facts.rows, facts.sights);
@@ -56,7 +74,8 @@ inline void gather_facts(const Call& call, const QueryBlock& block) {
     const i32 kv_head = block.head / args.group;
     facts.block = block;
     facts.k = rows_of(args.k, block.sequence, block.first_key, kv_head, args.head_dim);
-    facts.v = rows_of(args.v, block.sequence, block.first_key, kv_head, args.value_dim);
+    facts.v = slice_of(rows_of(args.v, block.sequence, block.first_key, kv_head, args.value_dim), slice);
+    facts.slice = slice;
     facts.hull = block_hull(facts.sights);
   }
   __syncthreads();
@@ -154,7 +173,7 @@ inline void store_lse(const Call& call, int r, float lse) {
   const QueryBlock& block = call.facts.block;
   const TensorArg& to = call.args.lse;
   const LanePlace place;
-  if (to.data == nullptr || place.lane % 4 != 0 || place.row(r) >= block.rows) return;
+  if (to.data == nullptr || call.facts.slice != 0 || place.lane % 4 != 0 || place.row(r) >= block.rows) return;
   const i64 row = block.first_query + block.first_row + place.row(r);
   *reinterpret_cast<float*>(to.data + block.sequence * to.strides[0] + block.head * to.strides[1] +
                             row * to.strides[2]) = lse;
@@ -188,8 +207,9 @@ inline void store_results(const Call& call, const Softmax& softmax, const Output
     stage_output(call, r, o, result.factor);
   }
   __syncwarp();
-  const GlobalRows to = rows_of(args.o, block.sequence, block.first_query + block.first_row + place.first_row,
-                                block.head, args.value_dim);
+  const GlobalRows to = slice_of(rows_of(args.o, block.sequence, block.first_query + block.first_row + place.first_row,
+                                         block.head, args.value_dim),
+                                 call.facts.slice);
   store_rows<kOutputTile>(call.tiles, place.first_row, min_of(block.rows - place.first_row, kWarpRows), to);
 }
 
@@ -200,11 +220,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   using namespace narrows;
   extern __shared__ __align__(128) char tiles[];
   __shared__ Facts facts;
-  const QueryBlock block = find_query_block(args, args.blocks, args.section, blockIdx.x);
+  const Slice slice = Slice::of(blockIdx.x);
+  const QueryBlock block = find_query_block(args, args.blocks, args.section, slice.block);
   if (block.rows == 0) return;
   const Call call{args, facts, shared_address(tiles)};
   load_queries(call, block);
-  gather_facts(call, block);
+  gather_facts(call, block, slice.number);
   Softmax softmax;
   Outputs o = {};
   if (facts.hull.begin < facts.hull.end && !facts.block.broken) attend(call, softmax, o);

@@ -65,6 +65,7 @@ std::string Plan::gpu_text() const {
       narrows::text("query block ", query_block, "\nkey block ", key_block, "\nhead dims on chip ", head_width, ", ",
                     value_width, "\nwarps ", warps, "\nthread blocks of a multiprocessor ", resident_blocks,
                     "\nshared memory of a thread block ", shared_bytes, " bytes\n");
+  if (value_slices > 1) lines += narrows::text("slices of V ", value_slices, "\n");
   if (column_warps > 1) lines += narrows::text("warps that share keys ", column_warps, "\n");
   if (stages) lines += narrows::text("stages of Q and dO ", stages, "\n");
   if (takes_turns) lines += "sums of dQ in the order of keys\n";

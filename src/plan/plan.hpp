@@ -58,6 +58,7 @@ struct Plan {
   i64 split_keys = 0;           // keys that a task attends to before results are merged, in whole tiles; 0 = all
   // GPU:
   i64 head_width = 0, value_width = 0;  // head dims as they lie on chip
+  int value_slices = 1;                 // forward: thread blocks that share the columns of V
   int warps = 0;                        // of a thread block
   int resident_blocks = 0;              // of a multiprocessor, that registers and shared memory must allow
   int copy_bytes = 0;                   // that one copy to shared memory takes; 2: shifted rows; 0: element by element

@@ -14,7 +14,7 @@ namespace {
 using namespace sm80;
 
 /// Tile sizes by the wider of the two head dims; of the rows of one width the first that fits the device's shared memory is
-/// taken. The last one of a width fits every device.
+/// taken. Up to 256 columns, and 576 of 16 bits, the last one of a width fits every device.
 struct Tiles {
   i32 element_bytes;
   i32 width;
@@ -39,9 +39,16 @@ constexpr std::array kTiles{
     Tiles{4, 128, 64, 16, 16, 4, 1, false},  Tiles{4, 192, 64, 16, 16, 4, 1, false},
     Tiles{4, 192, 32, 16, 16, 2, 1, false},  Tiles{4, 256, 64, 16, 16, 4, 1, false},
     Tiles{4, 256, 32, 16, 16, 2, 1, false},  Tiles{4, 256, 16, 16, 16, 1, 1, false},
+    Tiles{2, 512, 64, 32, 16, 4, 1, false},  Tiles{2, 512, 64, 16, 16, 4, 1, false},
+    Tiles{2, 512, 32, 16, 16, 2, 1, false},  Tiles{2, 576, 64, 32, 16, 4, 1, false},
+    Tiles{2, 576, 64, 16, 16, 4, 1, false},  Tiles{2, 576, 32, 16, 16, 2, 1, false},
+    Tiles{4, 512, 32, 16, 16, 2, 1, false},  Tiles{4, 512, 16, 16, 16, 1, 1, false},
+    Tiles{4, 576, 32, 16, 16, 2, 1, false},  Tiles{4, 576, 16, 16, 16, 1, 1, false},
 };
 
-constexpr i64 kMostWidth = 256;
+constexpr i64 kMostWidth = kWidths.back();
+/// Columns of V that a thread block takes at most: a warp's accumulators of 16 rows of O are 128 registers then.
+constexpr i32 kMostSlice = 256;
 
 /// Of the largest matrix products' rate, what mma.sync and long sequences reach, measured on an H200 (compute capability 9.0);
 /// elsewhere no such figure is known.
@@ -63,7 +70,8 @@ ForwardConstants with_tiles(ForwardConstants rules, const Tiles& tiles, Element 
   ForwardConstants constants = rules;
   constants.element = element;
   constants.head_width = head_width;
-  constants.value_width = value_width;
+  constants.value_width = std::min(value_width, kMostSlice);
+  constants.value_slices = ceil_div(value_width, kMostSlice);
   constants.query_block = tiles.query_block;
   constants.key_block = rules.bias || rules.dropout ? tiles.ruled_key_block : tiles.key_block;
   constants.skips_rescale = tiles.skips_rescale;
@@ -119,6 +127,7 @@ ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
+  constants.value_slices = plan.value_slices;
   constants.query_block = static_cast<i32>(plan.query_block);
   constants.key_block = static_cast<i32>(plan.key_block);
   constants.warps = plan.warps;
@@ -134,6 +143,7 @@ Program forward_program(const ForwardConstants& constants) {
   config.element("kBiasElement", constants.bias_element);
   config.number("kHeadDim", constants.head_width);
   config.number("kValueDim", constants.value_width);
+  config.number("kValueSlices", constants.value_slices);
   config.number("kBlockQueries", constants.query_block);
   config.number("kBlockKeys", constants.key_block);
   config.number("kWarps", constants.warps);
@@ -162,12 +172,13 @@ std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& wo
   const bool varlen = problem.query_form == QueryForm::varlen;
   const i64 blocks = varlen ? block_count(problem.query_rows, static_cast<i32>(problem.batch), constants->query_block)
                             : ceil_div<i64>(problem.query_rows, constants->query_block);
-  if (std::string reason = size_refusal(problem, blocks); !reason.empty()) return reason;
+  if (std::string reason = size_refusal(problem, blocks * constants->value_slices); !reason.empty()) return reason;
 
   Plan plan;
   plan.family = "sm80";
   plan.head_width = head_width;
-  plan.value_width = value_width;
+  plan.value_width = constants->value_width;
+  plan.value_slices = constants->value_slices;
   plan.query_block = constants->query_block;
   plan.key_block = constants->key_block;
   plan.warps = constants->warps;
@@ -204,7 +215,7 @@ std::vector<Program> planned_forward_programs(const Machine& machine) {
       add({});
       ForwardConstants all;
       for (bool ForwardConstants::*rule : kRules) all.*rule = true;
-      add(all);
+      if (width <= kMostSlice || dtype == DType::bf16) add(all);
       if (width != kEachRuleAt) continue;
       for (bool ForwardConstants::*rule : kRules) {
         ForwardConstants one;

@@ -14,6 +14,7 @@ struct ForwardConstants {
   Element element = Element::bf16;
   Element bias_element = Element::fp32;
   i32 head_width = 0, value_width = 0, query_block = 0, key_block = 0;
+  i32 value_slices = 1;  // thread blocks that share the columns of V
   i32 warps = 0, copy_bytes = 0, resident_blocks = 0;
   bool skips_rescale = false;  // looks whether O must be rescaled
   bool natural = false;        // scores are logits already when they are exponentiated
