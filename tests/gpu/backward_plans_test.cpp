@@ -21,14 +21,6 @@ std::vector<std::size_t> rows() {
   return all;
 }
 
-/// Some GPUs have too little shared memory for the widest rows of fp32.
-std::optional<Plan> plan_of(const Call& call, const Numbers& numbers) {
-  const std::variant<Plan, Refusal> answer = consider_sm80(call.problem, work(call), machine_of(numbers));
-  if (const Plan* plan = std::get_if<Plan>(&answer)) return *plan;
-  EXPECT_EQ(std::get<Refusal>(answer), text("no tiles fit ", numbers.shared_bytes, " bytes of shared memory"));
-  return std::nullopt;
-}
-
 TEST_P(GpuBackwardPlans, of_other_machines_meet_the_criterion) {
   BackwardRow c(GetParam(), {});
   SCOPED_TRACE(c.row.name());
@@ -38,7 +30,7 @@ TEST_P(GpuBackwardPlans, of_other_machines_meet_the_criterion) {
   const std::int64_t shared_bytes = cuda::device_facts(0).shared_bytes;
   std::set<std::string> plans;
   for (const Numbers& numbers : kMachines) {
-    std::optional<Plan> plan = plan_of(call, numbers);
+    std::optional<Plan> plan = plan_for(call, numbers);
     if (!plan || plan->shared_bytes > shared_bytes) continue;
     plan->vector_sums = plan->vector_sums && cuda::device_facts(0).major >= 9;
     if (!plans.insert(text(plan->text(), plan->vector_sums)).second) continue;

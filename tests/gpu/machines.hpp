@@ -1,9 +1,14 @@
 // GPUs that are not here, as plans see them.
 #pragma once
 
-#include "plan/machine.hpp"
+#include "core/error.hpp"
+#include "plan/plan.hpp"
 
 #include <array>
+#include <optional>
+#include <variant>
+
+#include <gtest/gtest.h>
 
 namespace narrows::test {
 
@@ -23,6 +28,14 @@ inline Machine machine_of(const Numbers& numbers) {
   machine.shared_bytes = numbers.shared_bytes;
   machine.l2_bytes = numbers.l2_bytes;
   return machine;
+}
+
+/// Of family sm80. Some GPUs have too little shared memory for the widest rows of fp32.
+inline std::optional<Plan> plan_for(const Call& call, const Numbers& numbers) {
+  const std::variant<Plan, Refusal> answer = consider_sm80(call.problem, work(call), machine_of(numbers));
+  if (const Plan* plan = std::get_if<Plan>(&answer)) return *plan;
+  EXPECT_EQ(std::get<Refusal>(answer), text("no tiles fit ", numbers.shared_bytes, " bytes of shared memory"));
+  return std::nullopt;
 }
 
 }  // namespace narrows::test

@@ -5,7 +5,7 @@
 #include "tests/support/cases.hpp"
 #include "tests/support/check.hpp"
 
-#include <map>
+#include <set>
 
 namespace narrows::test {
 namespace {
@@ -26,19 +26,17 @@ TEST_P(GpuPlans, of_other_machines_meet_the_criterion) {
   DeviceCall gpu(in, row.call.out(), row.call.options);
   const Call call = make_forward(gpu.in, gpu.out, gpu.options);
   const std::int64_t shared_bytes = cuda::device_facts(0).shared_bytes;
-  for (const std::string& family : case_families(GetParam(), DeviceKind::cuda)) {
-    std::map<std::string, int> plans;  // to the machine
-    for (const Numbers& numbers : kMachines) {
-      const Plan plan = choose(call.problem, work(call), machine_of(numbers), family).plan;
-      if (plan.shared_bytes > shared_bytes || !plans.emplace(plan.text(), numbers.compute_capability).second) continue;
-      SCOPED_TRACE(text("compute capability ", numbers.compute_capability, "\n", plan.text()));
-      row.call.o.poison();
-      row.call.lse.poison();
-      cuda::run(call, plan, false);
-      gpu.download();
-      EXPECT_TRUE(forward_agrees(in, row.call.out(), row.call.options));
-      EXPECT_TRUE(gpu.surroundings_intact());
-    }
+  std::set<std::string> plans;
+  for (const Numbers& numbers : kMachines) {
+    const std::optional<Plan> plan = plan_for(call, numbers);
+    if (!plan || plan->shared_bytes > shared_bytes || !plans.insert(plan->text()).second) continue;
+    SCOPED_TRACE(text("compute capability ", numbers.compute_capability, "\n", plan->text()));
+    row.call.o.poison();
+    row.call.lse.poison();
+    cuda::run(call, *plan, false);
+    gpu.download();
+    EXPECT_TRUE(forward_agrees(in, row.call.out(), row.call.options));
+    EXPECT_TRUE(gpu.surroundings_intact());
   }
 }
 
