@@ -72,7 +72,9 @@ inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFac
     if (lane != 0) continue;
     const float own = exists ? lse[r] : -kInfinity<float>;
     if (exists && args.dlse.data) delta -= dlse[r];
-    facts[r] = {reference_of_row(args, own), delta};
+    const Keys seen = exists ? seen_keys(args, block, block.first_row + r) : Keys{0, 0};
+    facts[r] = {kInfinity<float>, 0.f};  // of a row that sees no key nothing counts, whatever it holds
+    if (seen.begin < seen.end) facts[r] = {reference_of_row(args, own), delta};
     if (exists && sink != -kInfinity<float>) dsink -= exp2_approx((sink - own) * static_cast<float>(kLog2e)) * delta;
   }
   return dsink;

@@ -16,7 +16,7 @@ static_assert(kExchanges || kStages == 2, "dQ comes a step later");
 // Deterministic: key blocks add to some query blocks, a group, in their order. A warp waits for the same warp of the key block
 // before, which adds to the same places, and no other. That one began earlier (claim_block), so it is running or done: no wait
 // is for ever.
-constexpr i32 kGroup = max_of(512 / kBlockQueries, 1);  // query blocks; one alone: 0.85 of what four reach
+constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks; one alone: 0.85 of what four reach
 
 struct Turn {
   u32* at = nullptr;

@@ -19,9 +19,7 @@ std::string refusal(const GpuSizes& sizes, const Options& options = {}) {
 }
 
 TEST(Sm80Plan, refuses_by_name_what_it_does_not_compute) {
-  EXPECT_EQ(refusal(GpuSizes{.d = 257, .dv = 64}), "takes head dims up to 256, not d=257 dv=64");
-  EXPECT_EQ(refusal(GpuSizes{.d = 64, .dv = 257}), "takes head dims up to 256, not d=64 dv=257");
-  EXPECT_EQ(refusal(GpuSizes{.d = 256, .dv = 256}), "");
+  EXPECT_EQ(refusal(GpuSizes{.d = 576, .dv = 512}), "");
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 3}), "does not split keys, num_splits=3");
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 1}), "");
 
@@ -34,6 +32,18 @@ TEST(Sm80Plan, refuses_by_name_what_it_does_not_compute) {
   options.cache_batch_idx = {};
   options.block_table = on_gpu(DType::int32, {2, 3});
   EXPECT_EQ(refusal(make_explained(cached, options)), "does not read KV caches");
+}
+
+TEST(Sm80Plan, thread_blocks_share_the_columns_of_wide_values) {
+  const auto plan = [](i64 d, i64 dv) { return plan_of(make_explained(GpuSizes{.d = d, .dv = dv}.inputs(), {})); };
+  EXPECT_EQ(plan(576, 512).value_slices, 2);
+  EXPECT_EQ(plan(576, 512).value_width, 256);
+  EXPECT_EQ(plan(576, 512).head_width, 576);
+  EXPECT_EQ(plan(64, 257).value_slices, 2);
+  EXPECT_EQ(plan(576, 256).value_slices, 1);
+  EXPECT_EQ(plan(576, 100).value_width, 128);
+  EXPECT_NE(plan(64, 300).text().find("\nslices of V 2\n"), std::string::npos);
+  EXPECT_EQ(plan(64, 64).text().find("slices"), std::string::npos);
 }
 
 TEST(Sm80Plan, refuses_devices_by_their_numbers) {
