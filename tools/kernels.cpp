@@ -13,9 +13,13 @@ namespace narrows::cli {
 
 namespace {
 
-/// Without rules, of aligned rows: its constants say so.
+/// Without rules, of aligned rows: its constants say so. Of the backward kernels those of one dtype and width, which stand for all
+/// on architectures where nothing else is compiled.
 bool is_plain(const Program& program) {
   const std::string& config = program.config;
+  if (program.function.starts_with("backward"))
+    for (const std::string_view constant : {"kElement = Element::bf16;", "kHeadDim = 128;", "kDeterministic = false;"})
+      if (config.find(constant) == std::string::npos) return false;
   for (const std::string_view rule : {"kNatural", "kMask", "kDropout"})
     if (config.find(text(rule, " = true;")) != std::string::npos) return false;
   return config.find("kCopyBytes = 16;") != std::string::npos;

@@ -205,9 +205,12 @@ std::vector<Program> planned_forward_programs(const Machine& machine) {
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     for (const i32 width : kWidths) {
+      if (width > kMostSlice && (dtype == DType::fp16 || width != kWidths.back()))
+        continue;  // one wide call is like the others
       const auto add = [&](ForwardConstants rules, int copy_bytes = 16) {
         rules.natural |= rules.softcap || rules.alibi || rules.bias;
-        std::optional<ForwardConstants> constants = tiled(rules, dtype, width, width, machine.shared_bytes);
+        std::optional<ForwardConstants> constants =
+            tiled(rules, dtype, width, std::min(width, kWidestValue), machine.shared_bytes);
         if (!constants) return;
         constants->copy_bytes = copy_bytes;
         programs.push_back(forward_program(*constants));

@@ -311,7 +311,8 @@ class PlannedBackward {
   /// whole: with the call's other kernels.
   void add(BackwardConstants rules, DType dtype, i32 width, bool whole, int copy_bytes = 16) {
     rules.natural |= rules.softcap || rules.alibi || rules.bias;
-    std::optional<BackwardConstants> constants = backward_tiled(rules, dtype, width, width, machine_);
+    std::optional<BackwardConstants> constants =
+        backward_tiled(rules, dtype, width, std::min(width, kWidestValue), machine_);
     if (!constants) return;
     constants->copy_bytes = copy_bytes;
     add(BackwardKernel::keys, *constants);
@@ -342,23 +343,23 @@ std::vector<Program> planned_backward_programs(const Machine& machine) {
   constexpr std::array kRules{&BackwardConstants::softcap, &BackwardConstants::alibi,
                               &BackwardConstants::bias,    &BackwardConstants::mask,
                               &BackwardConstants::dropout, &BackwardConstants::deterministic};
-  constexpr i32 kEachRuleAt = 128, kMostCommon = 256;
-  const auto whole = [](i32 width) { return width == 64 || width == kEachRuleAt; };
+  constexpr i32 kEachRuleAt = 128;
+  const auto is_common = [](i32 width) { return width == 64 || width == kEachRuleAt; };
   PlannedBackward planned(machine);
-  for (const i32 width : kWidths) {
-    planned.add({}, DType::bf16, width, whole(width));
-    BackwardConstants all;
-    for (bool BackwardConstants::*rule : kRules) all.*rule = true;
+  BackwardConstants all;
+  for (bool BackwardConstants::*rule : kRules) all.*rule = true;
+  for (const i32 width : kWidths) planned.add({}, DType::bf16, width, is_common(width));
+  for (const i32 width : {64, kEachRuleAt, 256, kWidths.back()}) {
     planned.add(all, DType::bf16, width, width == kEachRuleAt);
-    if (width > kMostCommon) continue;
-    for (const DType dtype : {DType::fp16, DType::fp32}) planned.add({}, dtype, width, whole(width));
+    planned.add({}, DType::fp32, width, is_common(width));
   }
+  planned.add({}, DType::fp16, kEachRuleAt, true);
   for (bool BackwardConstants::*rule : kRules) {
     BackwardConstants one;
     one.*rule = true;
     planned.add(one, DType::bf16, kEachRuleAt, false);
   }
-  for (const int copy_bytes : {8, 4, 2, 0}) planned.add({}, DType::bf16, kEachRuleAt, false, copy_bytes);
+  for (const int copy_bytes : {8, 2}) planned.add({}, DType::bf16, kEachRuleAt, false, copy_bytes);
   return std::move(planned).programs();
 }
 

@@ -57,9 +57,9 @@ enum class Sm80Region : std::size_t { rows, far_rows, query_sums, slope_sums, si
 
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine);
 
-/// Of the kernel `keys`: in bf16 for every width the plain program and the one with everything on, for one width each rule, order
-/// and way to copy alone; in fp16 and fp32 the plain ones up to 256 columns. The other kernels of plain calls of 64 and 128
-/// columns, and those of one call with everything on.
+/// Of the kernel `keys`: in bf16 the plain program of every width; for four widths that with everything on, and fp32's plain one;
+/// for one width each rule, order and two ways to copy alone, and fp16. The other kernels of plain calls of 64 and 128 columns,
+/// and those of one call with everything on.
 std::vector<Program> planned_backward_programs(const Machine& machine);
 
 }  // namespace narrows

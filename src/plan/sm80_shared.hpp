@@ -14,6 +14,8 @@ namespace narrows::sm80 {
 /// Head dims as they lie on chip.
 inline constexpr std::array<i32, 8> kWidths{32, 64, 96, 128, 192, 256, 512, 576};
 
+inline constexpr i32 kWidestValue = 512;
+
 /// head_dim is at most the widest.
 constexpr i32 width_of(i64 head_dim) {
   return *std::find_if(kWidths.begin(), kWidths.end(), [&](i32 width) { return width >= head_dim; });

@@ -35,7 +35,7 @@ TEST(Sm80Plan, refuses_by_name_what_it_does_not_compute) {
 }
 
 TEST(Sm80Plan, thread_blocks_share_the_columns_of_wide_values) {
-  const auto plan = [](i64 d, i64 dv) { return plan_of(make_explained(GpuSizes{.d = d, .dv = dv}.inputs(), {})); };
+  const auto plan = [](i64 d, i64 dv) { return plan_of(GpuSizes{.d = d, .dv = dv}); };
   EXPECT_EQ(plan(576, 512).value_slices, 2);
   EXPECT_EQ(plan(576, 512).value_width, 256);
   EXPECT_EQ(plan(576, 512).head_width, 576);
