@@ -199,6 +199,24 @@ TEST_P(GpuBackwardValues, every_sign_of_the_scale) {
   }
 }
 
+/// dS is rounded to the dtype for its products, as in standard attention: fp16 holds no 120000.
+TEST_P(GpuBackwardValues, a_gradient_of_scores_beyond_fp16_is_not_finite_there) {
+  Attention a({1, 1, 2, 1, 1, 8, 8}, GetParam());
+  a.options.scale = 1.0;
+  a.q.fill(0);
+  a.dout.fill(30000);
+  a.k.fill([](const Dims& at) { return at[1] == 0 ? 0.001 : -0.001; });
+  a.v.fill([](const Dims& at) { return at[1] == 0 ? 1.0 : -1.0; });
+  saved_by_oracle(a);
+  run(a, a.gradients());
+  const double dq = a.dq[{0, 0, 0, 3}];  // 0.5 * 240000 * 0.001, twice
+  if (GetParam() == DType::fp16)
+    EXPECT_FALSE(std::isfinite(dq)) << dq;
+  else
+    EXPECT_NEAR(dq, 240, 2);
+  EXPECT_EQ((a.dv[{0, 1, 0, 5}]), GetParam() == DType::bf16 ? 14976 : 15000);
+}
+
 TEST_P(GpuBackwardValues, zero_sizes) {
   for (const Sizes& s :
        {Sizes{0, 3, 4, 2, 1}, Sizes{2, 0, 4, 2, 1}, Sizes{2, 3, 0, 2, 1}, Sizes{2, 3, 4, 0, 0}, Sizes{2, 3, 4, 0, 2}}) {

@@ -105,7 +105,15 @@ TEST_F(CliKernelCache, plans_for_each_architecture) {
     const std::vector<Wanted> wanted = planned({architecture});
     EXPECT_FALSE(wanted.empty()) << architecture;
     for (const Wanted& one : wanted) EXPECT_EQ(one.architecture, architecture);
-    EXPECT_EQ(planned({architecture}, true).size(), 18U) << "3 dtypes, 6 head dims";
+    std::size_t forward = 0, backward = 0;
+    for (const Wanted& one : planned({architecture}, true)) {
+      EXPECT_EQ(one.program.config.find("kMask = true"), std::string::npos);
+      ++(one.program.function == "forward_sm80" ? forward : backward);
+    }
+    // 3 dtypes, 6 head dims; and of 576 bf16 and, where its tiles fit, fp32.
+    const bool fits = std::string_view(architecture) == "sm_80" || std::string_view(architecture) == "sm_90a";
+    EXPECT_EQ(forward, fits ? 20U : 19U) << architecture;
+    EXPECT_EQ(backward, 4U) << "rows of two kinds, keys, queries of one call";
   }
   EXPECT_THROW(planned({"sm_75"}), Error);
 }
