@@ -9,7 +9,7 @@ constexpr u32 kFactsAt = 0, kSeenAt = kFactsAt + kBlockQueries * sizeof(RowFacts
 
 /// Of each pair of a query and a key of the step.
 template <class T> struct Pairs {
-  std::vector<T> x = std::vector<T>(kBlockQueries* kBlockKeys);
+  std::vector<T> x = std::vector<T>(kBlockQueries * kBlockKeys);
   T& at(i32 query, i32 key) { return x[static_cast<std::size_t>(query * kBlockKeys + key)]; }
   const T& at(i32 query, i32 key) const { return x[static_cast<std::size_t>(query * kBlockKeys + key)]; }
 };
@@ -46,7 +46,9 @@ struct StepOfTest {
     block.first_query = 7;
     block.shift = 11;
   }
-  float normal(double deviation = 1) { return static_cast<float>(std::normal_distribution<double>(0, deviation)(random)); }
+  float normal(double deviation = 1) {
+    return static_cast<float>(std::normal_distribution<double>(0, deviation)(random));
+  }
   i32 between(i32 low, i32 high) { return std::uniform_int_distribution<i32>(low, high)(random); }
   Pairs<float> draw(double deviation = 1) {
     Pairs<float> pairs;

@@ -56,13 +56,11 @@ inline void expect_far_rows() {
     const float far = query % 4 == 1 ? 3e7f : query % 4 == 2 ? -1e9f : query % 4 == 3 ? 0 : kFarLse;
     lse[index(query)] = query == 7 ? kNegInf : far;
     step.facts[static_cast<std::size_t>(query)] = {is_far(far) ? 0 : far * static_cast<float>(kLog2e), 0};
-    for (i32 key = 0; key < kBlockKeys; ++key)
-      from.at(query, key) += far / step.args.units.scale;
+    for (i32 key = 0; key < kBlockKeys; ++key) from.at(query, key) += far / step.args.units.scale;
     from.at(query, 4) = kHidden;
   }
   step.put_rows();
-  const Pairs<float> near =
-      step.run(from, [&](Scores& s) { bring_near(s, step.args, step.block, kHead, kFirstRow); });
+  const Pairs<float> near = step.run(from, [&](Scores& s) { bring_near(s, step.args, step.block, kHead, kFirstRow); });
   const Pairs<float> got = step.run(near, [&](Scores& s) { weigh(s, step.args, kFactsAt); });
   const auto row_of = [&](i32 query) { return query < exist ? lse[index(query)] : 0.f; };
   expect_pairs(near, [&](i32 query, i32 key) -> Near {

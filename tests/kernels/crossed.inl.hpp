@@ -30,7 +30,8 @@ template <SmemTile left, SmemTile right, int warps> struct Operands {
     for (int w = 0; w < warps; ++w) {
       const Part part(w);
       if (!part.exists()) continue;
-      SCOPED_TRACE(testing::Message() << "part " << w << " of " << warps << ", rows of " << right.row_bytes << " bytes");
+      SCOPED_TRACE(testing::Message() << "part " << w << " of " << warps << ", rows of " << right.row_bytes
+                                      << " bytes");
       const int column = part.first / kElementBytes;
       body(part, column, min_of(Part::tiles, (right.row_bytes / kElementBytes - column) / 8));
     }
@@ -105,8 +106,7 @@ template <int rows, int width, int warps> void expect_parts() {
         for (int row = 0; row < rows; ++row) {
           // Lanes begin in unit 0 or 1 of a part and go on by two.
           const UnitAddress<tile> address(part.start(kStart), row % 8, part.unit() + unit % 2);
-          ASSERT_EQ(address.at(unit / 2 * 2, row / 8 * 8),
-                    kStart + tile.offset(row, part.first / kUnitBytes + unit));
+          ASSERT_EQ(address.at(unit / 2 * 2, row / 8 * 8), kStart + tile.offset(row, part.first / kUnitBytes + unit));
         }
       }
     }

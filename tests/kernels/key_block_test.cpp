@@ -134,7 +134,8 @@ void expect_rows_once(const CallOfTest& call) {
   const BackwardArgs& args = call.args;
   const i32 sequences = call.varlen() ? 1 : CallOfTest::kBatch;
   std::vector<int> rows(static_cast<std::size_t>(sequences * CallOfTest::kKvHeads * args.key_rows));
-  std::vector<int> numbers(static_cast<std::size_t>((call.varlen() ? 1 : args.batch) * args.key_blocks * args.kv_heads));
+  std::vector<int> numbers(
+      static_cast<std::size_t>((call.varlen() ? 1 : args.batch) * args.key_blocks * args.kv_heads));
   for (const KeyBlock& block : call.key_blocks()) {
     ++numbers.at(static_cast<std::size_t>(block.number * args.kv_heads + block.kv_head));
     for (i32 row = 0; row < block.rows; ++row) {
@@ -180,7 +181,8 @@ TEST(KeyBlock, broken_lengths_lead_nowhere_outside) {
     CallOfTest call(seed);
     for (std::vector<i32>* values : {&call.starts_q, &call.starts_k, &call.used_q, &call.used_k})
       for (i32& value : *values)
-        if (call.between(0, 4) == 0) value = call.between(0, 1) ? call.between(INT_MIN, INT_MAX) : call.between(-9, 250);
+        if (call.between(0, 4) == 0)
+          value = call.between(0, 1) ? call.between(INT_MIN, INT_MAX) : call.between(-9, 250);
     ASSERT_NO_FATAL_FAILURE(expect_rows_once(call));
     ASSERT_NO_FATAL_FAILURE(expect_within(call));
     for (const KeyBlock& block : call.key_blocks()) {

@@ -84,6 +84,9 @@ struct float2 {
 struct double2 {
   double x, y;
 };
+struct uint4 {
+  unsigned x, y, z, w;
+};
 
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }

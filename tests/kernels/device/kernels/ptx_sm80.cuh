@@ -77,6 +77,9 @@ inline void load_shared128(u32 at, u32& a, u32& b, u32& c, u32& d) {
   c = shared_at<u32>(at + 8);
   d = shared_at<u32>(at + 12);
 }
+inline void store_shared128(u32 at, const u32 (&x)[4]) {
+  for (u32 word = 0; word < 4; ++word) put_shared(at + 4 * word, x[word]);
+}
 inline void store_shared16(u32 at, unsigned short x) { put_shared(at, x); }
 inline void store_shared8(u32 at, u32 x) { put_shared(at, static_cast<unsigned char>(x)); }
 template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
@@ -84,8 +87,11 @@ template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
   if (valid) std::memcpy(piece.data(), from, bytes);
   put_shared(to, piece);
 }
+inline void commit_copies() {}
+template <int n> void wait_copies() {}  // they came at once
 
 // ---- registers
+inline u32 thread_index() { return threadIdx.x; }
 inline float min_or_nan(float a, float b) { return a != a || b != b ? a + b : a < b ? a : b; }
 inline float as_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }
