@@ -23,7 +23,7 @@ namespace narrows {
 
 namespace narrows {
 #include "tests/kernels/backward_scores.inl.hpp"
-#include "tests/kernels/backward_weights.inl.hpp"
+#include "tests/kernels/backward_scores_weights.inl.hpp"
 
 TEST(BackwardScoresFusedShared, cover_the_tile_once) { expect_scores_cover_the_tile(); }
 

@@ -22,9 +22,9 @@ namespace narrows {
 #pragma GCC diagnostic pop
 
 namespace narrows {
-#include "tests/kernels/backward_logits.inl.hpp"
 #include "tests/kernels/backward_scores.inl.hpp"
-#include "tests/kernels/backward_weights.inl.hpp"
+#include "tests/kernels/backward_scores_logits.inl.hpp"
+#include "tests/kernels/backward_scores_weights.inl.hpp"
 
 TEST(BackwardScoresNatural, cover_the_tile_once) { expect_scores_cover_the_tile(); }
 

@@ -143,11 +143,39 @@ void expect_step(StepOfTest& step, const std::vector<Lanes>& lanes) {
             gradient += static_cast<double>(step.dout.at(row, head, c)) * step.v.at(at, step.block.kv_head, c);
           const RowFacts& facts =
               step.facts[static_cast<std::size_t>(head * step.args.query_blocks * kBlockQueries + row)];
-          const double weight = std::exp2(std::min(dot * kScaleOfTest * kLog2e - facts.reference, 0.));
+          const double weight =
+              std::exp2(std::min(dot * kScaleOfTest * kLog2e - static_cast<double>(facts.reference), 0.));
           const bool keeps = kept(rule, 0, head, row, at);
           ASSERT_NEAR(p, keeps ? weight : 0, 1e-5 * weight);
           ASSERT_NEAR(g, weight * ((keeps ? gradient * factor : 0) - facts.delta), 1e-4 * weight);
         }
+}
+
+/// Of the rows that exist and all keys of the block.
+Sight expected_sight(const StepOfTest& step) {
+  Sight sight{false, false};
+  for (i32 query = 0; query < kBlockQueries && step.row(query) < step.queries; ++query)
+    for (i32 key = 0; key < kBlockKeys; ++key) {
+      sight.any |= step.sees(query, key);
+      sight.partial |= !step.sees(query, key);
+    }
+  return sight;
+}
+
+TEST(BackwardStep, finds_what_its_rows_see) {
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    StepOfTest step(seed);
+    if (!step.choose()) continue;
+    ::narrows::test::Warp warp(1 << 16);
+    Facts facts{};
+    facts.block = step.block;
+    const Call call{step.args, facts, 0};
+    warp.run([&](int) { look(call, 1, step.place.tile * kBlockQueries); });
+    const Sight sight = sight_of(call, 1), expected = expected_sight(step);
+    ASSERT_EQ(sight.any, expected.any);
+    ASSERT_EQ(sight.partial, expected.partial);
+  }
 }
 
 TEST(BackwardStep, probabilities_and_gradients) {
@@ -176,14 +204,12 @@ TEST(BackwardStep, probabilities_and_gradients) {
       Tangents tangents;
       make_gradients(call, number, step.place, sight.partial, dropout_rule(step.args), own.p, own.g, tangents);
     });
-    bool any = false, all = true;
-    for (i32 query = 0; query < kBlockQueries && step.row(query) < step.queries; ++query)
-      for (i32 key = 0; key < kBlockKeys; ++key) any |= step.sees(query, key), all &= step.sees(query, key);
+    const Sight expected = expected_sight(step);
     for (const Sight& sight : sights) {
-      ASSERT_EQ(sight.any, any);
-      ASSERT_EQ(sight.partial, !all);
+      ASSERT_EQ(sight.any, expected.any);
+      ASSERT_EQ(sight.partial, expected.partial);
     }
-    ++visited, partial += !all, unseen += !any;
+    ++visited, partial += expected.partial, unseen += !expected.any;
     ASSERT_NO_FATAL_FAILURE(expect_step(step, lanes));
   }
   EXPECT_GT(visited, 30);

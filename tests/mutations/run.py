@@ -25,8 +25,9 @@ import time
 from pathlib import Path
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-# The library's texts over plain C++, for instruction sets that the machine lacks: a defect names them in `units`.
-KERNELS_OF_TESTS = re.compile(r"tests/cpu/tile_kernels_\w*wide\.cpp$")
+# Units of the tests that hold texts of the library: over plain C++, for instruction sets that the machine lacks, and a GPU's, lane
+# by lane. A defect names them in `units`.
+KERNELS_OF_TESTS = re.compile(r"tests/(cpu/tile_kernels_\w*wide|kernels/\w+_test)\.cpp$")
 
 
 def included(name):
@@ -49,7 +50,7 @@ class Library:
         self.link = link_command(build)
         self.includes = {
             file.relative_to(root).as_posix(): {included(name) for name in INCLUDE.findall(file.read_text("utf-8"))}
-            for folder in (source, root / "tests" / "cpu")
+            for folder in (source, root / "tests" / "cpu", root / "tests" / "kernels")
             for file in folder.rglob("*.[hc]*")
         }
 
