@@ -3,7 +3,7 @@
 
 ROOT is the source tree, BUILD a build of it, by make or ninja, that holds narrows_tests. The tree is never written: a defect
 is a copy of one file in a folder that the include path names first; its units are compiled into a scratch folder and linked
-before everything else. Defects in kernels ("gpu": true) need a GPU, and gpu.py. Without names: all the others. Without BUILD: only looks for their texts in the tree. One line a defect,
+before everything else. Defects that only a GPU shows ("gpu": true) are for gpu.py. Without names: all the others. Without BUILD: only looks for their texts in the tree. One line a defect,
 then `N passed, N failed`; a defect that no test catches, that does not compile, or whose text is no longer there has failed.
 
 An inline function of a header also lives in the test objects, without the defect. The linker keeps the first copy that it
