@@ -13,8 +13,7 @@ namespace narrows::cli {
 
 namespace {
 
-/// Without rules, of aligned rows: its constants say so. Of the backward kernels those of one dtype and width, which stand for all
-/// on architectures where nothing else is compiled.
+/// Without rules, of aligned rows of up to 256 columns: its constants say so. Of the backward kernels those of one dtype and width.
 bool is_plain(const Program& program) {
   const std::string& config = program.config;
   if (program.function.starts_with("backward"))
@@ -22,7 +21,7 @@ bool is_plain(const Program& program) {
       if (config.find(constant) == std::string::npos) return false;
   for (const std::string_view rule : {"kNatural", "kMask", "kDropout"})
     if (config.find(text(rule, " = true;")) != std::string::npos) return false;
-  return config.find("kCopyBytes = 16;") != std::string::npos;
+  return config.find("kCopyBytes = 16;") != std::string::npos && config.find("kHeadDim = 576;") == std::string::npos;
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ i64 blocks_of(BackwardKernel kernel, const Problem& problem, const Plan& plan) {
   if (!is_wanted(kernel, problem)) return 0;
   const Sm80BackwardBlocks blocks = backward_blocks(problem, plan.query_block, plan.key_block);
   switch (kernel) {
-    case BackwardKernel::rows:
-    case BackwardKernel::queries: return problem.query_rows == 0 ? 0 : blocks.query_pairs * blocks.query_blocks;
+    case BackwardKernel::rows:  // of no rows: it still looks at what lies on the device
+    case BackwardKernel::queries: return blocks.query_pairs * blocks.query_blocks;
     case BackwardKernel::keys: return problem.key_rows == 0 ? 0 : blocks.key_pairs * blocks.key_blocks;
     case BackwardKernel::sums: return (problem.dslopes_per_batch ? problem.batch : 1) * problem.heads;
     case BackwardKernel::bias: return bias_blocks(problem, plan.query_block, plan.key_block);
@@ -120,11 +120,10 @@ void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffe
     const i64 blocks = blocks_of(which, problem, plan);
     if (blocks == 0) continue;
     const BackwardConstants own = constants_of(which, constants);
-    const bool tiles = which == BackwardKernel::keys || which == BackwardKernel::bias;
     launches[index].kernel =
         &kernel(problem.device.index, key_of(which, own), stream, [&] { return backward_program(which, own); });
     launches[index].grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),
-                            tiles ? static_cast<unsigned>(plan.shared_bytes) : 0};
+                            static_cast<unsigned>(backward_shared_bytes(which, own))};
   }
   std::optional<DeviceMemory> memory;
   if (!buffers.workspace) memory.emplace(plan.workspace_bytes(), stream);

@@ -56,7 +56,7 @@ inline void add_sequence(const Call& call, const Covered& tile, i32 sequence, i3
   static_cast<SequenceFacts&>(block) = facts_of(args, part_of(args, query_bounds(args), sequence, false),
                                                 part_of(args, key_bounds(args), sequence, false), false);
   block.first = number * kBlockKeys;
-  block.seeing = query_range(args.visibility, keys_of(block), block.queries, block.shift);
+  block.seeing = query_rows(query_range(args.visibility, keys_of(block), block.queries, block.shift));
   const i64 tiles = min_of<i64>(tile.query_tiles.end, query_tiles(block));
   if (block.first >= block.keys && !block.broken) return;
   for (i64 head = tile.heads.begin; head < tile.heads.end; ++head) {
@@ -117,7 +117,10 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
   if (threadIdx.x == 0) facts.far = !kNatural && *args.far_rows != 0;
   Scores sums = {};
-  for (i64 s = axes.sequences.begin; s < axes.sequences.end; ++s)
+  const bool query_bounds_break = bounds_break(args, query_bounds(args));
+  const bool broken = bounds_break(args, key_bounds(args)) || query_bounds_break;
+  if (broken) each_score(sums, [](int, int, int, float& x) { x = as_float(0x7fffffffu); });
+  for (i64 s = axes.sequences.begin; s < axes.sequences.end && !broken; ++s)
     for (i64 number = axes.key_blocks.begin; number < axes.key_blocks.end; ++number)
       add_sequence(call, axes, static_cast<i32>(s), static_cast<i32>(number), dropout, sums);
   store_bias(args, tile, tiles, sums);

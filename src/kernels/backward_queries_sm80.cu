@@ -45,13 +45,10 @@ inline void stage_sums(u32 to, const BackwardArgs& args, const QueryBlock& block
 extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_queries_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
-  __shared__ __align__(128) char results[kQueryTile.bytes()];
+  extern __shared__ __align__(128) char results[];  // a tile of Q's shape
   QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
   if (block.rows == 0) return;
-  if (is_varlen(args.cu_seqlens_k)) {
-    __syncthreads();
-    block.broken |= find_sequence(args, key_bounds(args), -1, kBlockKeys, false).broken;
-  }
+  block.broken |= bounds_break(args, key_bounds(args));
   const BlockPlace place = block_place(is_varlen(args.cu_seqlens_q), block.sequence, block.head, args.heads,
                                        block.first_query, block.first_row / kBlockQueries, kBlockQueries);
   const float* const sums = args.query_sums + place.number(args.query_blocks) * kSumsOfBlock;

@@ -74,8 +74,10 @@ inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFac
     if (exists && args.dlse.data) delta -= dlse[r];
     const Keys seen = exists ? seen_keys(args, block, block.first_row + r) : Keys{0, 0};
     facts[r] = {kInfinity<float>, 0.f};  // of a row that sees no key nothing counts, whatever it holds
-    if (seen.begin < seen.end) facts[r] = {reference_of_row(args, own), delta};
-    if (exists && sink != -kInfinity<float>) dsink -= exp2_approx((sink - own) * static_cast<float>(kLog2e)) * delta;
+    if (seen.begin < seen.end && own != -kInfinity<float>) facts[r] = {reference_of_row(args, own), delta};
+    // A sink is in its row's LSE, so that its weight is at most 1.
+    if (own != -kInfinity<float> && sink != -kInfinity<float>)
+      dsink -= exp2_approx(min_or_nan((sink - own) * static_cast<float>(kLog2e), 0.f)) * delta;
   }
   return dsink;
 }
@@ -99,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_rows_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
   const QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
-  const bool varlen = args.cu_seqlens_q.data != nullptr;
+  const bool varlen = is_varlen(args.cu_seqlens_q);
   const BlockPlace place = block_place(varlen, block.sequence, block.head, args.heads, block.first_query,
                                        block.first_row / kBlockQueries, kBlockQueries);
   float sink = -kInfinity<float>;

@@ -5,8 +5,6 @@
 
 namespace narrows {
 
-constexpr float kHidden = -kInfinity<float>;
-
 // The elements of a bias or a mask that belong to a lane's scores, read where they lie.
 struct ScoreElements {
   const char* first;  // of the step's first query and the block's first key
@@ -132,7 +130,7 @@ inline void hide_masked(Scores& s, const BackwardArgs& args, const KeyBlock& blo
 // eighth of the blocks.
 struct Kept {
   static constexpr int draws = 2 * kQueryTiles * kRows, words = ceil_div(draws, 32);
-  u32 bits[kRows * kQueryTiles * 2 / 32 + 1] = {};
+  u32 bits[words] = {};
 
   static constexpr int place_of(int r, int j, int e) { return (j * 2 + e) * kRows + r; }
   bool operator()(int r, int j, int e) const {

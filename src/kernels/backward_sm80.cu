@@ -41,7 +41,8 @@ inline Turn ask_turn(const Call& call, const Place& place) {
   return {at, static_cast<u32>(turn), load_relaxed(at)};
 }
 
-// What the warp adds afterwards depends on this, and what others have added was made by the memory before their number was.
+// The warp adds only once it has seen the number, and what others added before was made by the memory before their number was
+// stored: a branch is enough of an order here, and ld.acquire would empty the L1.
 inline void await_turn(Turn& turn) {
   while (turn.seen != turn.number) turn.seen = load_relaxed(turn.at);
   __syncwarp();

@@ -42,6 +42,7 @@ struct Call {
   u32 rows(i32 step) const {
     return weights() + kScoreTile.bytes() + static_cast<u32>(step % kStages * kBlockQueries) * sizeof(RowFacts);
   }
+  static_assert(sizeof(Keys) == sizeof(RowFacts));
   u32 seen(i32 step) const { return rows(step) + kStages * kBlockQueries * static_cast<u32>(sizeof(RowFacts)); }
 };
 
@@ -89,7 +90,7 @@ inline void load_rows(const Call& call, u32 to, const TensorArg& from, const Pla
   const KeyBlock& block = call.facts.block;
   const i32 first_row = place.tile * kBlockQueries;
   copy_tile<tile>(to, rows_of(from, block.sequence, block.first_query + first_row, place.head, columns), 0,
-                  static_cast<i32>(block.seeing.begin) - first_row, static_cast<i32>(block.seeing.end) - first_row);
+                  block.seeing.begin - first_row, block.seeing.end - first_row);
 }
 
 inline void load_outputs(const Call& call, i32 step, const Place& place) {
@@ -103,9 +104,10 @@ inline void load_queries(const Call& call, i32 step, const Place& place) {
   load_rows<kQueryTile>(call, call.queries(step), args.q, place, args.head_dim);
   const RowFacts* const facts =
       args.rows + query_block_number(args, call.facts.block, place.head, place.tile) * kBlockQueries;
-  const i32 pair = static_cast<i32>(threadIdx.x) * 2;
-  if (pair < kBlockQueries)
-    copy_async<16>(call.rows(step) + static_cast<u32>(pair) * sizeof(RowFacts), facts + pair, true);
+  const i32 row = static_cast<i32>(threadIdx.x), number = place.tile * kBlockQueries + row;
+  if (row < kBlockQueries)
+    copy_async<8>(call.rows(step) + static_cast<u32>(row) * sizeof(RowFacts), facts + row,
+                  call.facts.block.seeing.begin <= number && number < call.facts.block.seeing.end);
   commit_copies();
   look(call, step, place.tile * kBlockQueries);
 }

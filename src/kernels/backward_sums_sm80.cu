@@ -20,8 +20,8 @@ inline float ordered_sum(const float* values, i64 begin, i64 end) {
   return sum;
 }
 
-inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head, bool of_sequence) {
-  const bool varlen = args.cu_seqlens_k.data != nullptr;
+inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head) {
+  const bool varlen = is_varlen(args.cu_seqlens_k), of_sequence = args.slopes_of_sequences;
   const i64 blocks = varlen ? args.key_blocks : i64{args.batch} * args.key_blocks;
   i64 begin = 0, end = blocks;
   if (of_sequence && !varlen) {
@@ -33,7 +33,9 @@ inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head, bool of
     begin = first_block(first, sequence, kBlockKeys);
     end = first_block(last, sequence + 1, kBlockKeys);
   }
-  const float sum = ordered_sum(args.slope_sums + head * blocks, begin, end);
+  const bool query_bounds_break = bounds_break(args, query_bounds(args));
+  const bool broken = bounds_break(args, key_bounds(args)) || query_bounds_break;
+  const float sum = broken ? as_float(0x7fffffffu) : ordered_sum(args.slope_sums + head * blocks, begin, end);
   if (threadIdx.x == 0)
     store_number(args.dslopes.data + sequence * args.dslopes.strides[0] + head * args.dslopes.strides[1],
                  args.dslopes.element, sum);
@@ -45,9 +47,9 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_sums_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
   const i32 head = static_cast<i32>(blockIdx.x) % args.heads, sequence = static_cast<i32>(blockIdx.x) / args.heads;
-  if (args.dslopes.data) make_slope(args, sequence, head, args.slopes_of_sequences);
+  if (args.dslopes.data) make_slope(args, sequence, head);
   if (args.dsinks.data == nullptr || sequence > 0) return;
-  const i64 blocks = args.cu_seqlens_q.data ? args.query_blocks : i64{args.batch} * args.query_blocks;
+  const i64 blocks = is_varlen(args.cu_seqlens_q) ? args.query_blocks : i64{args.batch} * args.query_blocks;
   const float sum = ordered_sum(args.sink_sums + head * blocks, 0, blocks);
   if (threadIdx.x == 0) store_number(args.dsinks.data + head * args.dsinks.strides[0], args.dsinks.element, sum);
 }

@@ -53,6 +53,4 @@ constexpr int sum_place(int row_tile, int column_tile, int lane, int i) {
   return tile + (kVectorSums ? lane * 4 + i : i * kWarp + lane);
 }
 
-inline bool is_varlen(const IndicesArg& starts) { return starts.data != nullptr; }
-
 }  // namespace narrows

@@ -9,6 +9,8 @@ namespace narrows {
 constexpr int element_bytes(Element element) { return element == Element::fp64 ? 8 : element == Element::fp32 ? 4 : 2; }
 constexpr int kElementBytes = element_bytes(kElement);
 
+constexpr float kHidden = -kInfinity<float>;  // logit of a key that a row does not see
+
 inline float load_element(const char* at, Element element) {
   switch (element) {
     case Element::fp16: return widen_fp16(*reinterpret_cast<const unsigned short*>(at));

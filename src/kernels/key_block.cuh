@@ -4,11 +4,18 @@
 
 namespace narrows {
 
+// Query rows as 32-bit numbers.
+struct Rows {
+  i32 begin, end;
+};
+
+inline Rows query_rows(const Range& range) { return {static_cast<i32>(range.begin), static_cast<i32>(range.end)}; }
+
 struct KeyBlock : SequenceFacts {
   i32 kv_head;
   i32 first;                 // key, within the sequence
   i32 rows;                  // of them, that the tensors have; results are written for these
-  Range seeing;              // query rows that may see them
+  Rows seeing;               // query rows that may see them
   i32 begin_tile, end_tile;  // their blocks
   i32 number;                // of the block, of all sequences
 };
@@ -26,9 +33,9 @@ inline i32 first_key_block(const CallArgs& args, const SequenceFacts& facts, i32
 }
 
 // The keys' own sequence. With broken bounds no row can be told whose it is: all results are NaN.
-inline Part find_keys(const BackwardArgs& args, i32 block, i32 dense_sequence) {
+inline Part find_keys(const BackwardArgs& args, i32 block, i32 dense_sequence, bool reports) {
   if (!is_varlen(args.cu_seqlens_k)) return {dense_sequence, 0, args.key_rows, false};
-  return find_sequence(args, key_bounds(args), block, kBlockKeys, false);
+  return find_sequence(args, key_bounds(args), block, kBlockKeys, reports);
 }
 
 inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
@@ -37,27 +44,28 @@ inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
   const u32 pairs = static_cast<u32>(varlen ? kv_heads : args.batch * kv_heads);
   const TileNumber tile = tile_number(index, static_cast<u32>(args.key_blocks), pairs, static_cast<u32>(args.section));
   const i32 number = args.key_blocks - 1 - tile.block;  // with a causal mask the first keys are seen most
-  Part keys = find_keys(args, number, tile.pair / kv_heads);
-  if (is_varlen(args.cu_seqlens_q)) {
-    __syncthreads();
-    keys.broken |= find_sequence(args, query_bounds(args), -1, kBlockQueries, false).broken;
-  }
+  const bool alone = args.query_rows == 0;              // then no block of query rows reports what is broken
+  Part keys = find_keys(args, number, tile.pair / kv_heads, alone && index == 0);
+  keys.broken |= bounds_break(args, query_bounds(args));
   KeyBlock block{};
   block.sequence = keys.sequence;
   block.first_key = keys.begin;
   block.broken = keys.broken;
-  if (keys.sequence < args.batch && !keys.broken)
+  i32 first = number * kBlockKeys;
+  if (varlen) first -= static_cast<i32>(first_block(keys.begin, keys.sequence, kBlockKeys)) * kBlockKeys;
+  if (keys.sequence < args.batch && !keys.broken) {
+    const bool reports = alone && first == 0 && threadIdx.x == 0;
     static_cast<SequenceFacts&>(block) =
-        facts_of(args, part_of(args, query_bounds(args), keys.sequence, false), keys, false);
+        facts_of(args, part_of(args, query_bounds(args), keys.sequence, false), keys, reports);
+  }
   block.kv_head = varlen ? tile.pair : tile.pair % kv_heads;
-  block.first = number * kBlockKeys;
-  if (varlen) block.first -= static_cast<i32>(first_block(keys.begin, keys.sequence, kBlockKeys)) * kBlockKeys;
+  block.first = first;
   block.number = varlen ? number : keys.sequence * args.key_blocks + number;
   block.rows = clamp_to(keys.count - block.first, 0, kBlockKeys);
   if (!block.broken && block.first < block.keys) {
-    block.seeing = query_range(args.visibility, keys_of(block), block.queries, block.shift);
-    block.begin_tile = static_cast<i32>(block.seeing.begin / kBlockQueries);
-    block.end_tile = static_cast<i32>(ceil_div<i64>(block.seeing.end, kBlockQueries));
+    block.seeing = query_rows(query_range(args.visibility, keys_of(block), block.queries, block.shift));
+    block.begin_tile = block.seeing.begin / kBlockQueries;
+    block.end_tile = ceil_div(block.seeing.end, kBlockQueries);
   }
   return block;
 }

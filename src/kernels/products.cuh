@@ -147,9 +147,10 @@ template <SmemTile tile, int warps> struct ColumnPart {
 
   explicit ColumnPart(int warp) : first(warp * bytes) {}
   bool exists() const { return first < tile.row_bytes; }
-  // Of the chunk that it begins in.
+  // Of the chunk that it begins in. A part that does not exist reads what the last one could, for nothing.
   u32 start(u32 base) const {
-    return base + static_cast<u32>(first / tile.chunk_bytes() * tile.rows * tile.chunk_bytes());
+    const int from = exists() ? first : max_of(tile.row_bytes - bytes, 0);
+    return base + static_cast<u32>(from / tile.chunk_bytes() * tile.rows * tile.chunk_bytes());
   }
   int unit() const { return first % tile.chunk_bytes() / kUnitBytes; }
 };

@@ -6,7 +6,6 @@
 namespace narrows {
 
 constexpr int kRows = 2 * kRowTiles;  // of scores that a lane holds a quarter of
-constexpr float kHidden = -kInfinity<float>;
 
 // Where a lane's accumulators are.
 struct LanePlace {

@@ -41,10 +41,35 @@ inline Bounds key_bounds(const CallArgs& args) {
   return {args.cu_seqlens_k, args.key_rows, StatusCode::cu_seqlens_k_start};
 }
 
+inline bool is_varlen(const IndicesArg& starts) { return starts.data != nullptr; }
+
 struct Part {
   i32 sequence, begin, count;  // of its rows
   bool broken;
 };
+
+// Of sequence s. Number `batch` is of the rows behind the last sequence.
+struct Limits {
+  i32 begin, end;
+  Breach breach;
+
+  Limits(const CallArgs& args, const Bounds& bounds, i32 s) {
+    const bool last = s == args.batch;
+    begin = at(bounds.starts, s);
+    end = last ? bounds.rows : at(bounds.starts, s + 1);
+    breach = last ? bounds_breach(bounds.code, 0, begin, end, true)
+                  : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0);
+  }
+};
+
+// Whether starts are given that are no bounds. A barrier of the thread block.
+inline bool bounds_break(const CallArgs& args, const Bounds& bounds) {
+  if (!is_varlen(bounds.starts)) return false;
+  bool broken = false;
+  for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads)
+    broken |= Limits(args, bounds, s).breach.code != StatusCode::kept;
+  return __syncthreads_or(broken) != 0;
+}
 
 // Varlen: finds the sequence of a block by looking at all bounds, and whether these are bounds. Rows behind the last sequence
 // are one more, of number `batch`. With broken bounds every row of the tensor counts as one sequence's.
@@ -54,16 +79,14 @@ inline Part find_sequence(const CallArgs& args, const Bounds& bounds, i32 block,
   if (threadIdx.x == 0) broken = false;
   __syncthreads();
   for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads) {
-    const bool last = s == args.batch;
-    const i32 begin = at(bounds.starts, s), end = last ? bounds.rows : at(bounds.starts, s + 1);
-    const Breach breach = last ? bounds_breach(bounds.code, 0, begin, end, true)
-                               : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0);
-    if (breaks(args, reports, min_of(s, args.batch - 1), breach))
+    const Limits limits(args, bounds, s);
+    if (breaks(args, reports, min_of(s, args.batch - 1), limits.breach))
       broken = true;
-    else if (first_block(begin, s, rows_of_block) <= block && block < first_block(end, s + 1, rows_of_block)) {
+    else if (first_block(limits.begin, s, rows_of_block) <= block &&
+             block < first_block(limits.end, s + 1, rows_of_block)) {
       place[0] = s;
-      place[1] = begin;
-      place[2] = end;
+      place[1] = limits.begin;
+      place[2] = limits.end;
     }
   }
   __syncthreads();
@@ -140,7 +163,7 @@ struct QueryBlock : SequenceFacts {
 
 // blocks: of the query rows of a pair; section: pairs worked on together (tile_order.h).
 inline QueryBlock find_query_block(const CallArgs& args, i32 blocks, i32 section, u32 index) {
-  const bool varlen = args.cu_seqlens_q.data != nullptr;
+  const bool varlen = is_varlen(args.cu_seqlens_q);
   const u32 pairs = static_cast<u32>(varlen ? args.heads : args.batch * args.heads);
   const TileNumber tile = tile_number(index, static_cast<u32>(blocks), pairs, static_cast<u32>(section));
   const i32 head = varlen ? tile.pair : tile.pair % args.heads;

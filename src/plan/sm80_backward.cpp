@@ -90,11 +90,11 @@ std::optional<BackwardConstants> backward_tiled(BackwardConstants rules, DType d
   return std::nullopt;
 }
 
-/// What one copy may take: all tensors of rows are rows of such pieces.
+/// What one copy may take: all tensors that are read are rows of such pieces.
 int backward_copy_bytes(const Problem& problem) {
   CopyBytes copy(problem.dtype);
-  for (const Layout* rows : {&problem.q, &problem.k, &problem.dq, &problem.dk}) copy.narrow(*rows, problem.head_dim);
-  for (const Layout* rows : {&problem.v, &problem.o, &problem.dout, &problem.dv}) copy.narrow(*rows, problem.value_dim);
+  for (const Layout* rows : {&problem.q, &problem.k}) copy.narrow(*rows, problem.head_dim);
+  for (const Layout* rows : {&problem.v, &problem.o, &problem.dout}) copy.narrow(*rows, problem.value_dim);
   return copy.bytes();
 }
 
@@ -193,6 +193,18 @@ i64 backward_shared_bytes(const BackwardConstants& constants) {
   return keys * row + stages * queries * row + score_tiles * scores + stages * row_facts;
 }
 
+i64 backward_shared_bytes(BackwardKernel kernel, const BackwardConstants& constants) {
+  switch (kernel) {
+    case BackwardKernel::keys:
+    case BackwardKernel::bias: return backward_shared_bytes(constants);
+    case BackwardKernel::queries:
+      return i64{constants.query_block} * constants.head_width * (constants.element == Element::fp32 ? 4 : 2);
+    case BackwardKernel::rows:
+    case BackwardKernel::sums: return 0;
+  }
+  return 0;
+}
+
 BackwardConstants backward_constants(const Problem& problem, const Plan& plan) {
   BackwardConstants constants = rules_of<BackwardConstants>(problem);
   constants.element = static_cast<Element>(problem.dtype);
@@ -227,10 +239,12 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
     case BackwardKernel::rows:
       own.head_width = own.value_width = constants.value_width;
       own.natural = constants.natural;
+      own.copy_bytes = constants.copy_bytes == 16 ? 16 : 0;
       return own;
     case BackwardKernel::queries:
       own.head_width = own.value_width = constants.head_width;
       own.key_block = 16 * kPlainWarps;
+      own.copy_bytes = 16;
       own.vector_sums = constants.vector_sums;
       return own;
     case BackwardKernel::sums:

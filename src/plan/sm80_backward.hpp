@@ -38,7 +38,9 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
 /// constants: as constants_of answers.
 Program backward_program(BackwardKernel kernel, const BackwardConstants& constants);
 
-/// Dynamic shared memory of a thread block of the kernels `keys` and `bias`; the others have none.
+/// Dynamic shared memory of a thread block. constants: as constants_of answers.
+i64 backward_shared_bytes(BackwardKernel kernel, const BackwardConstants& constants);
+/// Of the kernel `keys`.
 i64 backward_shared_bytes(const BackwardConstants& constants);
 
 /// Thread blocks and scratch of a call are counted in these.

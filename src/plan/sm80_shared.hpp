@@ -90,6 +90,9 @@ class CopyBytes {
   int bytes_ = 16;
 };
 
+/// fp32's smallest normal number: a scale that is less, times log2(e), is no factor of an exponent there.
+inline constexpr double kLeastFusedScale = 1.1754943508222875e-38;
+
 /// What a problem's rules make of a program, forward's or backward's.
 template <class Constants> Constants rules_of(const Problem& problem) {
   Constants constants;
@@ -97,7 +100,8 @@ template <class Constants> Constants rules_of(const Problem& problem) {
   constants.bias_element = constants.bias ? static_cast<Element>(problem.bias_dtype) : Element::fp32;
   constants.softcap = problem.rules.softcap != 0;
   constants.alibi = problem.alibi_slopes.given;
-  constants.natural = constants.softcap || constants.alibi || constants.bias || problem.rules.scale <= 0;
+  constants.natural =
+      constants.softcap || constants.alibi || constants.bias || problem.rules.scale * kLog2e < kLeastFusedScale;
   constants.mask = problem.mask.given;
   constants.dropout = problem.rules.dropout > 0;
   return constants;

@@ -115,6 +115,32 @@ TEST_F(GpuBackwardLengths, sums_over_sequences_are_nan) {
   }
 }
 
+/// Broken bounds say of no sequence which rows it has.
+TEST_F(GpuBackwardLengths, broken_bounds_make_the_gradients_of_every_sequence_nan) {
+  for (const Breaking& breaking : kBreaking) {
+    if (!is_bound(breaking)) continue;
+    SCOPED_TRACE(breaking.name);
+    Varlen call;
+    leave_one_breach(call, breaking);
+    const Array slopes(DType::fp32, {3, 2}, {0.25, 0.125, 0.5, 0.25, 0.125, 0.5});
+    Array bias(DType::fp32, {3, 2, 71, 110}), dslopes(DType::fp32, {3, 2}), dbias(DType::fp32, {3, 2, 71, 110});
+    for (Array* array : {&bias, &dslopes, &dbias}) array->fill(0);
+    call.a.options.alibi_slopes = slopes;
+    call.a.options.bias = bias;
+    make_saved(call);
+    (call.*breaking.lengths).set({breaking.index}, breaking.value);
+    Gradients wanted;
+    wanted.dslopes = dslopes;
+    wanted.dbias = dbias;
+    DeviceBackward gpu(call.a.backward_in(), wanted, call.a.options);
+    gpu.run();
+    gpu.download();
+    expect_status(gpu.status(), breaking.status);
+    for (const Array* array : {&dslopes, &dbias})
+      for (const double value : array->values()) ASSERT_TRUE(std::isnan(value));
+  }
+}
+
 TEST_F(GpuBackwardLengths, check_waits_and_throws_the_words) {
   for (const Breaking& breaking : kBreaking) {
     SCOPED_TRACE(breaking.name);

@@ -92,8 +92,9 @@ TEST_P(GpuBackwardValues, slopes_of_packed_sequences) {
 }
 
 TEST_P(GpuBackwardValues, head_dims_that_differ_and_wide_ones) {
-  for (const auto& [d, dv] : {std::pair{128, 40}, std::pair{17, 96}, std::pair{192, 128}, std::pair{256, 256},
-                              std::pair{300, 64}, std::pair{64, 400}, std::pair{576, 512}}) {
+  for (const auto& [d, dv] :
+       {std::pair{128, 40}, std::pair{17, 96}, std::pair{192, 128}, std::pair{256, 256}, std::pair{300, 64},
+        std::pair{64, 400}, std::pair{576, 512}, std::pair{576, 128}, std::pair{512, 192}}) {
     SCOPED_TRACE(text(d, " ", dv));
     Attention a({1, 70, 90, 2, 1, d, dv}, GetParam());
     a.options.causal = Causal::bottom_right;

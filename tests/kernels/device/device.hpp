@@ -124,6 +124,7 @@ inline void __syncwarp() {
   if (threadIdx.warp) threadIdx.warp->exchange({});
 }
 inline void __syncthreads() { __syncwarp(); }  // one warp is the block
+inline int __syncthreads_or(int holds) { return __any_sync(~0u, holds); }
 inline int atomicCAS(int* at, int expected, int wanted) {
   return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST), expected;
 }
