@@ -31,10 +31,10 @@ constexpr i32 kHeads = 4, kGroup = 2, kHeadColumns = 28, kValueColumns = 32, kRo
 constexpr double kScaleOfTest = 0.4;
 
 /// (s, h, d) of one sequence.
-struct Rows {
+struct TensorRows {
   std::vector<float> x;
   i32 heads, columns;
-  Rows(i32 rows, i32 heads_, i32 columns_)
+  TensorRows(i32 rows, i32 heads_, i32 columns_)
       : x(static_cast<std::size_t>(rows * heads_ * columns_)), heads(heads_), columns(columns_) {}
   float& at(i32 row, i32 head, i32 column) {
     return x[static_cast<std::size_t>((row * heads + head) * columns + column)];
@@ -46,8 +46,8 @@ struct Rows {
 
 struct StepOfTest {
   std::mt19937 random;
-  Rows q{kRowsOfTest, kHeads, kHeadColumns}, k{kKeysOfTest, kHeads / kGroup, kHeadColumns};
-  Rows v{kKeysOfTest, kHeads / kGroup, kValueColumns}, dout{kRowsOfTest, kHeads, kValueColumns};
+  TensorRows q{kRowsOfTest, kHeads, kHeadColumns}, k{kKeysOfTest, kHeads / kGroup, kHeadColumns};
+  TensorRows v{kKeysOfTest, kHeads / kGroup, kValueColumns}, dout{kRowsOfTest, kHeads, kValueColumns};
   std::vector<unsigned char> mask = std::vector<unsigned char>(kRowsOfTest * kKeysOfTest);
   std::vector<i32> ends = std::vector<i32>(kRowsOfTest);
   std::vector<RowFacts> facts;
@@ -61,7 +61,7 @@ struct StepOfTest {
 
   explicit StepOfTest(unsigned seed) : random(seed), keys(between(1, kKeysOfTest)), queries(between(1, kRowsOfTest)) {
     std::normal_distribution<float> normal;
-    for (Rows* rows : {&q, &k, &v, &dout})
+    for (TensorRows* rows : {&q, &k, &v, &dout})
       for (float& x : rows->x) x = normal(random);
     for (unsigned char& x : mask) x = static_cast<unsigned char>(between(0, 5));
     const i32 most = between(0, 2 * kKeysOfTest);
@@ -101,7 +101,7 @@ struct StepOfTest {
     if (args.key_end.data && block.first + key >= ends[static_cast<std::size_t>(row(query))]) return false;
     return visible(args.visibility, row(query) + block.shift, block.first + key, keys);
   }
-  /// Rows that see no key of the block, and keys that do not exist, hold NaN.
+  /// TensorRows that see no key of the block, and keys that do not exist, hold NaN.
   void poison() {
     for (i32 i = 0; i < kRowsOfTest; ++i) {
       if (block.seeing.begin <= i && i < block.seeing.end) continue;
