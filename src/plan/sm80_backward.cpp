@@ -363,17 +363,15 @@ std::vector<Program> planned_backward_programs(const Machine& machine) {
   BackwardConstants all;
   for (bool BackwardConstants::*rule : kRules) all.*rule = true;
   for (const i32 width : kWidths) planned.add({}, DType::bf16, width, is_common(width));
-  for (const i32 width : {64, kEachRuleAt, 256, kWidths.back()}) {
-    planned.add(all, DType::bf16, width, width == kEachRuleAt);
-    planned.add({}, DType::fp32, width, is_common(width));
-  }
+  for (const i32 width : {kEachRuleAt, kWidths.back()}) planned.add(all, DType::bf16, width, width == kEachRuleAt);
+  for (const i32 width : {64, kEachRuleAt, 256, kWidths.back()}) planned.add({}, DType::fp32, width, is_common(width));
   planned.add({}, DType::fp16, kEachRuleAt, true);
   for (bool BackwardConstants::*rule : kRules) {
     BackwardConstants one;
     one.*rule = true;
     planned.add(one, DType::bf16, kEachRuleAt, false);
   }
-  for (const int copy_bytes : {8, 2}) planned.add({}, DType::bf16, kEachRuleAt, false, copy_bytes);
+  planned.add({}, DType::bf16, kEachRuleAt, false, 2);
   return std::move(planned).programs();
 }
 
