@@ -117,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
   if (threadIdx.x == 0) facts.far = !kNatural && *args.far_rows != 0;
   Scores sums = {};
-  const bool query_bounds_break = bounds_break(args, query_bounds(args));
-  const bool broken = bounds_break(args, key_bounds(args)) || query_bounds_break;
+  const bool broken = bounds_break(args, query_bounds(args)) || bounds_break(args, key_bounds(args));
   if (broken) each_score(sums, [](int, int, int, float& x) { x = as_float(0x7fffffffu); });
   for (i64 s = axes.sequences.begin; s < axes.sequences.end && !broken; ++s)
     for (i64 number = axes.key_blocks.begin; number < axes.key_blocks.end; ++number)

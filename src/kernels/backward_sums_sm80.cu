@@ -33,8 +33,7 @@ inline void make_slope(const BackwardArgs& args, i32 sequence, i32 head) {
     begin = first_block(first, sequence, kBlockKeys);
     end = first_block(last, sequence + 1, kBlockKeys);
   }
-  const bool query_bounds_break = bounds_break(args, query_bounds(args));
-  const bool broken = bounds_break(args, key_bounds(args)) || query_bounds_break;
+  const bool broken = bounds_break(args, query_bounds(args)) || bounds_break(args, key_bounds(args));
   const float sum = broken ? as_float(0x7fffffffu) : ordered_sum(args.slope_sums + head * blocks, begin, end);
   if (threadIdx.x == 0)
     store_number(args.dslopes.data + sequence * args.dslopes.strides[0] + head * args.dslopes.strides[1],

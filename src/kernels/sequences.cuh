@@ -62,7 +62,7 @@ struct Limits {
   }
 };
 
-// Whether starts are given that are no bounds. A barrier of the thread block.
+// Whether starts are given that are no bounds: one answer for the thread block, and a barrier of it.
 inline bool bounds_break(const CallArgs& args, const Bounds& bounds) {
   if (!is_varlen(bounds.starts)) return false;
   bool broken = false;

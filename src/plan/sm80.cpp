@@ -139,24 +139,9 @@ ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
 
 Program forward_program(const ForwardConstants& constants) {
   Config config("shared/forward_args.h");
-  config.element("kElement", constants.element);
-  config.element("kBiasElement", constants.bias_element);
-  config.number("kHeadDim", constants.head_width);
-  config.number("kValueDim", constants.value_width);
+  config.tiles_and_rules(constants);
   config.number("kValueSlices", constants.value_slices);
-  config.number("kBlockQueries", constants.query_block);
-  config.number("kBlockKeys", constants.key_block);
-  config.number("kWarps", constants.warps);
-  config.number("kThreads", 32 * constants.warps);
-  config.number("kBlocksOfMultiprocessor", constants.resident_blocks);
-  config.number("kCopyBytes", constants.copy_bytes);
   config.flag("kSkipsRescale", constants.skips_rescale);
-  config.flag("kNatural", constants.natural);
-  config.flag("kSoftcap", constants.softcap);
-  config.flag("kAlibi", constants.alibi);
-  config.flag("kBias", constants.bias);
-  config.flag("kMask", constants.mask);
-  config.flag("kDropout", constants.dropout);
   return {"forward_sm80.cu", "forward_sm80", config.text(), constants.element == Element::fp32};
 }
 

@@ -258,26 +258,11 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
 
 Program backward_program(BackwardKernel kernel, const BackwardConstants& constants) {
   Config config("shared/backward_args.h");
-  config.element("kElement", constants.element);
-  config.element("kBiasElement", constants.bias_element);
-  config.number("kHeadDim", constants.head_width);
-  config.number("kValueDim", constants.value_width);
-  config.number("kBlockQueries", constants.query_block);
-  config.number("kBlockKeys", constants.key_block);
-  config.number("kWarps", constants.warps);
-  config.number("kThreads", 32 * constants.warps);
+  config.tiles_and_rules(constants);
   config.number("kColumnWarps", constants.column_warps);
   config.number("kStages", constants.stages);
-  config.number("kBlocksOfMultiprocessor", constants.resident_blocks);
-  config.number("kCopyBytes", constants.copy_bytes);
   config.flag("kVectorSums", constants.vector_sums);
   config.flag("kDeterministic", constants.deterministic);
-  config.flag("kNatural", constants.natural);
-  config.flag("kSoftcap", constants.softcap);
-  config.flag("kAlibi", constants.alibi);
-  config.flag("kBias", constants.bias);
-  config.flag("kMask", constants.mask);
-  config.flag("kDropout", constants.dropout);
   const KernelNames& names = kKernelNames[static_cast<std::size_t>(kernel)];
   return {names.source, names.function, config.text(), constants.element == Element::fp32};
 }

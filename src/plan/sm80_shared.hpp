@@ -122,6 +122,25 @@ class Config {
   void flag(std::string_view name, bool value) {
     text_ += narrows::text("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
   }
+  /// What every program has.
+  template <class Constants> void tiles_and_rules(const Constants& constants) {
+    element("kElement", constants.element);
+    element("kBiasElement", constants.bias_element);
+    number("kHeadDim", constants.head_width);
+    number("kValueDim", constants.value_width);
+    number("kBlockQueries", constants.query_block);
+    number("kBlockKeys", constants.key_block);
+    number("kWarps", constants.warps);
+    number("kThreads", 32 * constants.warps);
+    number("kBlocksOfMultiprocessor", constants.resident_blocks);
+    number("kCopyBytes", constants.copy_bytes);
+    flag("kNatural", constants.natural);
+    flag("kSoftcap", constants.softcap);
+    flag("kAlibi", constants.alibi);
+    flag("kBias", constants.bias);
+    flag("kMask", constants.mask);
+    flag("kDropout", constants.dropout);
+  }
   std::string text() const { return text_ + "}\n"; }
 
  private:
