@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import gpu
+import gpu_forward
 import io_model
 
 METRICS = {
@@ -26,6 +27,7 @@ LENGTHS, HEAD_DIMS = (1024, 2048, 4096, 8192, 16384), (64, 128)
 TENSORS_OF_L2 = 16
 SCORES_AT_MOST = 36 * 10**9  # bytes of S and P of the three-kernel form, which then takes fewer heads
 STEP_ROWS = 2**19  # heads * N of forward and backward
+ROUNDS = 5  # of timing
 DIFFERENCE = 0.03  # of the forms' results at most, relative; S, P and their gradients are rounded to bf16 in one alone
 
 
@@ -148,7 +150,7 @@ def profile_row(device, size, l2_bytes):
 
 def child(options):
     """What ncu looks at."""
-    device = gpu.Gpu(options.library)
+    device = gpu_forward.Gpu(options.library)
     with options.facts.open("w", encoding="utf-8") as facts:
         for size in sizes(options.quick):
             print(f"  profiling {size}", file=sys.stderr, flush=True)
@@ -268,7 +270,7 @@ def step_row(device, size):
     if len(results) == 2:
         row["difference"] = max(relative(a, b) for a, b in zip(results["fused"], results["standard"]))
     results.clear()
-    for name, (cold, hot) in gpu.measure(device, runs).items():
+    for name, (cold, hot) in gpu.measure(device, runs, ROUNDS).items():
         row[name].update(ms=cold, hot_ms=hot)
     return row
 
@@ -296,7 +298,7 @@ def device_facts(device):
 
 
 def measure(options):
-    device = gpu.Gpu(options.library)
+    device = gpu_forward.Gpu(options.library)
     data = {"date": datetime.date.today().isoformat(), "device": device_facts(device), "traffic": [], "training": []}
 
     def keep():

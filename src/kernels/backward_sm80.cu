@@ -72,9 +72,8 @@ inline QueryPart multiply_gradients(const Call& call, i32 step, const Place& pla
   result.row_tile = lane.warp / kSumColumnWarps * kSumRowTiles;
   result.column_tile = part.first / kElementBytes / 8;
   if (call.args.query_sums == nullptr || result.row_tile * 16 >= kBlockQueries || !part.exists()) return result;
-  add_crossed<kScoreTile, kKeyTile>(result.sums, call.gradients(step),
-                                    result.row_tile * 16 * kElementBytes / kUnitBytes, part.start(call.keys()),
-                                    part.unit());
+  add_crossed<kScoreTile>(result.sums, call.gradients(step), result.row_tile * 16 * kElementBytes / kUnitBytes,
+                          call.keys(), part);
   result.to =
       call.args.query_sums + query_block_number(call.args, call.facts.block, place.head, place.tile) * kSumsOfBlock;
   if (kDeterministic && pass == 0) {
@@ -93,14 +92,13 @@ inline void send(const QueryPart& part, int begin, int end) {
 #pragma unroll
     for (int n = 0; n < SumPart::tiles; ++n) {
       if (t * SumPart::tiles + n < begin || t * SumPart::tiles + n >= end) continue;
-      if (SumPart::tiles * kSumColumnWarps * kSumPasses * 8 > kHeadDim && part.column_tile + n >= kHeadDim / 8)
-        continue;
+      const int column_tile = part.column_tile + SumPart::away(n) / kElementBytes / 8;
       if constexpr (kVectorSums) {
-        add_global4(part.to + sum_place(part.row_tile + t, part.column_tile + n, lane.lane, 0), part.sums[t][n]);
+        add_global4(part.to + sum_place(part.row_tile + t, column_tile, lane.lane, 0), part.sums[t][n]);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          add_global(part.to + sum_place(part.row_tile + t, part.column_tile + n, lane.lane, i), part.sums[t][n][i]);
+          add_global(part.to + sum_place(part.row_tile + t, column_tile, lane.lane, i), part.sums[t][n][i]);
       }
     }
 }
@@ -159,15 +157,14 @@ inline void add_exchanged(const Call& call, i32 step, Walk& walk, KeySums& dk, V
     dq = multiply_gradients(call, step, walk.place, 0, walk.turns);
   else
     add_queries(call, step, walk.place, walk.turns);
-  add_rows<kScoreTile, kOutputTile>(dv, call.weights(), lane.first_key(), value.start(call.outputs(step)), value.unit(),
-                                    [&](int n) { send(dq, n * sums / parts, (n + 1) * sums / parts); });
+  add_rows<kScoreTile>(dv, call.weights(), lane.first_key(), call.outputs(step), value,
+                       [&](int n) { send(dq, n * sums / parts, (n + 1) * sums / parts); });
   if constexpr (kStages == 1) {
     __syncthreads();
     if (walk.more) load_outputs(call, step + 1, walk.next);
   }
-  add_rows<kScoreTile, kQueryTile>(
-      dk, call.gradients(step), lane.first_key(), head.start(call.queries(step)), head.unit(),
-      [&](int n) { send(dq, (n + parts / 2) * sums / parts, (n + parts / 2 + 1) * sums / parts); });
+  add_rows<kScoreTile>(dk, call.gradients(step), lane.first_key(), call.queries(step), head,
+                       [&](int n) { send(dq, (n + parts / 2) * sums / parts, (n + parts / 2 + 1) * sums / parts); });
   if constexpr (kStages == 1) {
     __syncthreads();
     if (walk.more) load_queries(call, step + 1, walk.next);
@@ -231,6 +228,7 @@ inline void walk_queries(const Call& call, KeySums& dk, ValueSums& dv) {
 template <SmemTile tile, class Part, int C>
 inline void stage_results(u32 to, const float (&sums)[kRowTiles][C][4], const Part& part, float factor,
                           const KeyBlock& block) {
+  if (!part.exists()) return;
   const LanePlace place;
   const float nan = as_float(0x7fffffffu);
 #pragma unroll
@@ -238,8 +236,7 @@ inline void stage_results(u32 to, const float (&sums)[kRowTiles][C][4], const Pa
     const bool exists = block.first + place.key(r) < block.keys;
 #pragma unroll
     for (int n = 0; n < C; ++n) {
-      const int byte = part.first + (8 * n + place.lane % 4 * 2) * kElementBytes;
-      if (byte >= tile.row_bytes) break;
+      const int byte = part.first + Part::away(n) + place.lane % 4 * 2 * kElementBytes;
       float pair[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) pair[e] = block.broken ? nan : exists ? sums[r / 2][n][r % 2 * 2 + e] * factor : 0.f;

@@ -136,36 +136,61 @@ inline void add_product(float (&o)[R][C][4], const float (&p)[R][K][4], u32 b) {
     add_product16<right>(o, p, b);
 }
 
-// A warp's part of a tile's columns: whole chunks of them or, where warps outnumber chunks, an equal piece of one.
-template <SmemTile tile, int warps> struct ColumnPart {
-  static constexpr int chunks = tile.row_bytes / tile.chunk_bytes(), pieces = max_of(warps / chunks, 1);  // of a chunk
-  static constexpr int bytes = pieces > 1 ? tile.chunk_bytes() / pieces : ceil_div(chunks, warps) * tile.chunk_bytes();
-  static constexpr int columns = bytes / kElementBytes, tiles = columns / 8;
-  static_assert((pieces & (pieces - 1)) == 0 && bytes >= 32);
+// A warp's part of a tile's columns: an equal piece of each of some chunks, so many that every part that exists is whole.
+template <SmemTile of, int warps> struct ColumnPart {
+  static constexpr SmemTile tile = of;
+  static constexpr int chunk_bytes = tile.chunk_bytes(), chunks = tile.row_bytes / chunk_bytes;
+
+  // Of a part where chunks are cut into so many pieces; 0: that does not come out even.
+  static constexpr int chunks_of(int pieces) {
+    const int some = ceil_div(chunks, max_of(warps / pieces, 1));
+    return warps % pieces == 0 && chunk_bytes / pieces >= 32 && chunks % some == 0 ? some : 0;
+  }
+  // Those that make the smallest parts.
+  static constexpr int best_pieces() {
+    int best = 1;
+    for (int pieces = 1; pieces <= 4; pieces *= 2) {
+      const int some = chunks_of(pieces);
+      if (some > 0 && (chunks_of(best) == 0 || some * best < chunks_of(best) * pieces)) best = pieces;
+    }
+    return best;
+  }
+  static constexpr int pieces = best_pieces(), piece_bytes = chunk_bytes / pieces;
+  static constexpr int bytes = chunks_of(pieces) * piece_bytes, columns = bytes / kElementBytes, tiles = columns / 8;
+  static_assert(bytes > 0);
 
   int first;  // byte of a row
 
-  explicit ColumnPart(int warp) : first(warp * bytes) {}
+  explicit ColumnPart(int warp)
+      : first(warp / pieces * chunks_of(pieces) * chunk_bytes + warp % pieces * piece_bytes) {}
   bool exists() const { return first < tile.row_bytes; }
-  // Of the chunk that it begins in. A part that does not exist reads what the last one could, for nothing.
+  // Of the chunk that it begins in. A part that does not exist reads what the first one could, for nothing.
   u32 start(u32 base) const {
-    const int from = exists() ? first : max_of(tile.row_bytes - bytes, 0);
-    return base + static_cast<u32>(from / tile.chunk_bytes() * tile.rows * tile.chunk_bytes());
+    return base + static_cast<u32>(exists() ? first / chunk_bytes * tile.rows * chunk_bytes : 0);
   }
-  int unit() const { return first % tile.chunk_bytes() / kUnitBytes; }
+  int unit() const { return first % chunk_bytes / kUnitBytes; }
+  // Bytes of a row from the part's first one to those of its n-th 8 columns.
+  static constexpr int away(int n) {
+    const int byte = n * 8 * kElementBytes;
+    return byte / piece_bytes * chunk_bytes + byte % piece_bytes;
+  }
+  static constexpr int units_away(int n) { return away(n) / kUnitBytes; }
 };
 
 // o += a^T b over all rows of both tiles: R * 16 columns of `left` from unit `left_unit` of its first chunk on, C * 8 columns of
-// `right` from `right_unit` on.
-template <SmemTile left, SmemTile right, int R, int C>
-inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int right_unit) {
-  static_assert(left.rows == right.rows);
+// `right`, which are a warp's part.
+template <SmemTile left, class Part, int R, int C>
+inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 tile, const Part& part) {
+  constexpr SmemTile right = Part::tile;
+  static_assert(left.rows == right.rows && C == Part::tiles);
+  const u32 b = part.start(tile);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   if constexpr (kElement == Element::fp32) {
     const u32 within = static_cast<u32>(lane / 4 % 4 * 4);
     const int row = lane % 4 * 2, unit = lane / 16;
     const UnitAddress<left> a_even(a + within, row, left_unit + unit), a_odd(a + within, row + 1, left_unit + unit);
-    const UnitAddress<right> b_even(b + within, row, right_unit + unit), b_odd(b + within, row + 1, right_unit + unit);
+    const UnitAddress<right> b_even(b + within, row, part.unit() + unit),
+        b_odd(b + within, row + 1, part.unit() + unit);
 #pragma unroll 2
     for (int step = 0; step < left.rows; step += 8) {
       u32 rows[R][4];
@@ -178,14 +203,15 @@ inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int ri
         }
 #pragma unroll
       for (int n = 0; n < C; ++n) {
-        const Halves<2> columns({load_shared(b_even.at(2 * n, step)), load_shared(b_odd.at(2 * n, step))});
+        const Halves<2> columns(
+            {load_shared(b_even.at(Part::units_away(n), step)), load_shared(b_odd.at(Part::units_away(n), step))});
 #pragma unroll
         for (int t = 0; t < R; ++t) mma32(o[t][n], Halves<4>(rows[t]), columns);
       }
     }
   } else {
     const UnitAddress<left> from_a(a, lane / 16 * 8 + lane % 8, left_unit + lane / 8 % 2);
-    const UnitAddress<right> from_b(b, lane % 16, right_unit + lane / 16);
+    const UnitAddress<right> from_b(b, lane % 16, part.unit() + lane / 16);
 #pragma unroll
     for (int step = 0; step < left.rows; step += 16) {
       u32 rows[R][4];
@@ -194,7 +220,7 @@ inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int ri
 #pragma unroll
       for (int pair = 0; pair < C / 2; ++pair) {
         u32 columns[4];
-        load_matrices_transposed(from_b.at(2 * pair, step), columns);
+        load_matrices_transposed(from_b.at(Part::units_away(2 * pair), step), columns);
 #pragma unroll
         for (int t = 0; t < R; ++t)
 #pragma unroll
@@ -204,17 +230,20 @@ inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 b, int ri
   }
 }
 
-// o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it from `right_unit` of
-// its first chunk on. Elements of a row of `left` beyond the rows of `right` are not read. between(n) is called after the n-th of
+// o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it,
+// which are a warp's part. Elements of a row of `left` beyond the rows of `right` are not read. between(n) is called after the n-th of
 // right.rows / kDepth equal parts of the work.
-template <SmemTile left, SmemTile right, int R, int C, class Between>
-inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b, int right_unit, const Between& between) {
+template <SmemTile left, class Part, int R, int C, class Between>
+inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 tile, const Part& part, const Between& between) {
+  constexpr SmemTile right = Part::tile;
+  static_assert(C == Part::tiles);
+  const u32 b = part.start(tile);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   if constexpr (kElement == Element::fp32) {
     const u32 pair = a + static_cast<u32>(lane % 2 * 8), within = b + static_cast<u32>(lane / 4 % 4 * 4);
     const UnitAddress<left> from_a(pair, left_row + lane / 4, lane % 4 / 2);
-    const UnitAddress<right> even(within, lane % 4 * 2, right_unit + lane / 16),
-        odd(within, lane % 4 * 2 + 1, right_unit + lane / 16);
+    const UnitAddress<right> even(within, lane % 4 * 2, part.unit() + lane / 16),
+        odd(within, lane % 4 * 2 + 1, part.unit() + lane / 16);
 #pragma unroll
     for (int step = 0; step < right.rows / kDepth; ++step) {
       u32 rows[R][4];
@@ -229,7 +258,8 @@ inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b, int right_
         }
 #pragma unroll
       for (int n = 0; n < C; ++n) {
-        const Halves<2> columns({load_shared(even.at(2 * n, 8 * step)), load_shared(odd.at(2 * n, 8 * step))});
+        const Halves<2> columns(
+            {load_shared(even.at(Part::units_away(n), 8 * step)), load_shared(odd.at(Part::units_away(n), 8 * step))});
 #pragma unroll
         for (int t = 0; t < R; ++t) mma32(o[t][n], Halves<4>(rows[t]), columns);
       }
@@ -237,7 +267,7 @@ inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b, int right_
     }
   } else {
     const UnitAddress<left> from_a(a, left_row + lane % 16, lane / 16);
-    const UnitAddress<right> from_b(b, lane % 16, right_unit + lane / 16);
+    const UnitAddress<right> from_b(b, lane % 16, part.unit() + lane / 16);
 #pragma unroll
     for (int step = 0; step < right.rows / kDepth; ++step) {
       u32 rows[R][4];
@@ -246,7 +276,7 @@ inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 b, int right_
 #pragma unroll
       for (int pair = 0; pair < C / 2; ++pair) {
         u32 columns[4];
-        load_matrices_transposed(from_b.at(2 * pair, 16 * step), columns);
+        load_matrices_transposed(from_b.at(Part::units_away(2 * pair), 16 * step), columns);
 #pragma unroll
         for (int t = 0; t < R; ++t)
 #pragma unroll

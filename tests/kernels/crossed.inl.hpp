@@ -12,12 +12,12 @@ template <int R, int C> struct Accumulators {
   }
 };
 
-/// Two tiles in a warp's memory, the right one last: a part may begin in the row and end behind it.
+/// Two tiles in a warp's memory.
 template <SmemTile left, SmemTile right, int warps> struct Operands {
   using Part = ColumnPart<right, warps>;
 
   Matrix a{left.rows, left.row_bytes / kElementBytes}, b{right.rows, right.row_bytes / kElementBytes};
-  ::narrows::test::Warp warp{static_cast<std::size_t>(left.bytes() + right.bytes() + right.rows * Part::bytes)};
+  ::narrows::test::Warp warp{static_cast<std::size_t>(left.bytes() + right.bytes())};
 
   template <class Draw> explicit Operands(const Draw& draw) {
     a.fill(draw);
@@ -25,15 +25,14 @@ template <SmemTile left, SmemTile right, int warps> struct Operands {
     put_tile(warp.memory, 0, left, a);
     put_tile(warp.memory, left.bytes(), right, b);
   }
-  /// Calls body(part, its first column, its 8-column tiles that exist).
+  /// Calls body(part, the column of each of its own).
   template <class Body> static void each_part(const Body& body) {
     for (int w = 0; w < warps; ++w) {
       const Part part(w);
       if (!part.exists()) continue;
       SCOPED_TRACE(testing::Message() << "part " << w << " of " << warps << ", rows of " << right.row_bytes
                                       << " bytes");
-      const int column = part.first / kElementBytes;
-      body(part, column, min_of(Part::tiles, (right.row_bytes / kElementBytes - column) / 8));
+      body(part, [&](int j) { return (part.first + Part::away(j / 8)) / kElementBytes + j % 8; });
     }
   }
 };
@@ -44,16 +43,16 @@ void expect_crossed(const Draw& draw, double tolerance, int conflicts = 1) {
   using Both = Operands<left, right, warps>;
   Both both(draw);
   for (int first = 0; first < both.a.columns; first += 16 * R)
-    Both::each_part([&](const auto& part, int column, int tiles) {
+    Both::each_part([&](const auto& part, const auto& column) {
       std::vector<Accumulators<R, Both::Part::tiles>> sums(kWarp);
       both.warp.run([&](int lane) {
-        add_crossed<left, right>(sums[static_cast<std::size_t>(lane)].x, 0, first * kElementBytes / kUnitBytes,
-                                 part.start(left.bytes()), part.unit());
+        add_crossed<left>(sums[static_cast<std::size_t>(lane)].x, 0, first * kElementBytes / kUnitBytes, left.bytes(),
+                          part);
       });
-      expect_accumulators(sums, R, tiles, tolerance, [&](int i, int j) {
+      expect_accumulators(sums, R, Both::Part::tiles, tolerance, [&](int i, int j) {
         Sum sum;
         sum.add(kBefore, 1);
-        for (int row = 0; row < left.rows; ++row) sum.add(both.a.at(row, first + i), both.b.at(row, column + j));
+        for (int row = 0; row < left.rows; ++row) sum.add(both.a.at(row, first + i), both.b.at(row, column(j)));
         return sum;
       });
     });
@@ -66,21 +65,20 @@ void expect_rows(const Draw& draw, double tolerance) {
   using Both = Operands<left, right, warps>;
   Both both(draw);
   for (int first = 0; first < left.rows; first += 16 * R)
-    Both::each_part([&](const auto& part, int column, int tiles) {
+    Both::each_part([&](const auto& part, const auto& column) {
       std::vector<Accumulators<R, Both::Part::tiles>> sums(kWarp);
       std::vector<int> between;  // of lane 0
       both.warp.run([&](int lane) {
-        add_rows<left, right>(sums[static_cast<std::size_t>(lane)].x, 0, first, part.start(left.bytes()), part.unit(),
-                              [&](int n) {
-                                if (lane == 0) between.push_back(n);
-                              });
+        add_rows<left>(sums[static_cast<std::size_t>(lane)].x, 0, first, left.bytes(), part, [&](int n) {
+          if (lane == 0) between.push_back(n);
+        });
       });
       ASSERT_EQ(between.size(), static_cast<std::size_t>(right.rows / kDepth));
       for (std::size_t n = 0; n < between.size(); ++n) ASSERT_EQ(between[n], static_cast<int>(n));
-      expect_accumulators(sums, R, tiles, tolerance, [&](int i, int j) {
+      expect_accumulators(sums, R, Both::Part::tiles, tolerance, [&](int i, int j) {
         Sum sum;
         sum.add(kBefore, 1);
-        for (int row = 0; row < right.rows; ++row) sum.add(both.a.at(first + i, row), both.b.at(row, column + j));
+        for (int row = 0; row < right.rows; ++row) sum.add(both.a.at(first + i, row), both.b.at(row, column(j)));
         return sum;
       });
     });
@@ -100,13 +98,17 @@ template <int rows, int width, int warps> void expect_parts() {
       const Part part(w);
       ASSERT_EQ(part.exists(), part.first < tile.row_bytes);
       if (!part.exists()) continue;
-      for (int unit = 0; unit < Part::bytes / kUnitBytes && part.first + unit * kUnitBytes < tile.row_bytes; ++unit) {
+      for (int unit = 0; unit < Part::bytes / kUnitBytes; ++unit) {
+        const int n = unit * kUnitBytes / (8 * kElementBytes), within = unit * kUnitBytes % (8 * kElementBytes);
+        const int byte = part.first + Part::away(n) + within;
+        ASSERT_LT(byte, tile.row_bytes);
         for (int x = 0; x < kUnitBytes / kElementBytes; ++x)
-          ++owners[static_cast<std::size_t>((part.first + unit * kUnitBytes) / kElementBytes + x)];
+          ++owners[static_cast<std::size_t>(byte / kElementBytes + x)];
         for (int row = 0; row < rows; ++row) {
           // Lanes begin in unit 0 or 1 of a part and go on by two.
           const UnitAddress<tile> address(part.start(kStart), row % 8, part.unit() + unit % 2);
-          ASSERT_EQ(address.at(unit / 2 * 2, row / 8 * 8), kStart + tile.offset(row, part.first / kUnitBytes + unit));
+          const int pair = unit / 2 * 2 * kUnitBytes / (8 * kElementBytes);
+          ASSERT_EQ(address.at(Part::units_away(pair), row / 8 * 8), kStart + tile.offset(row, byte / kUnitBytes));
         }
       }
     }

@@ -25,11 +25,12 @@ struct Whole {
 TEST(CrossedBf16, columns_by_columns) {
   Whole whole;
   const auto draw = [&] { return whole(); };
-  expect_crossed<SmemTile{32, 128}, SmemTile{32, 64}, 1, 1>(draw, 0);     // 64 queries, 32 columns
-  expect_crossed<SmemTile{48, 64}, SmemTile{48, 128}, 2, 1>(draw, 0);     // 32, 64: pieces of a chunk
-  expect_crossed<SmemTile{32, 128}, SmemTile{32, 192}, 4, 2>(draw, 0);    // 64, 96: a part too many
+  expect_crossed<SmemTile{32, 128}, SmemTile{32, 64}, 1, 1>(draw, 0);  // 64 queries, 32 columns
+  expect_crossed<SmemTile{48, 64}, SmemTile{48, 128}, 2, 1>(draw, 0);  // 32, 64: pieces of a chunk
+  expect_crossed<SmemTile{32, 128}, SmemTile{32, 192}, 4, 2>(draw,
+                                                             0);  // 64, 96: warps of a chunk each, and one without
   expect_crossed<SmemTile{64, 128}, SmemTile{64, 256}, 4, 2>(draw, 0);    // 64, 128
-  expect_crossed<SmemTile{16, 128}, SmemTile{16, 384}, 2, 2>(draw, 0);    // 64, 192: a part that ends behind the row
+  expect_crossed<SmemTile{16, 128}, SmemTile{16, 384}, 2, 2>(draw, 0);    // 64, 192: halves of every chunk
   expect_crossed<SmemTile{32, 128}, SmemTile{32, 1152}, 12, 2>(draw, 0);  // 64, 576
 }
 

@@ -19,7 +19,7 @@ namespace narrows {
 
 template <class Draw> void expect_all(const Draw& draw, double tolerance) {
   expect_crossed<SmemTile{32, 128}, SmemTile{32, 128}, 4, 1>(draw, tolerance);  // 32 queries and columns
-  expect_crossed<SmemTile{16, 128}, SmemTile{16, 384}, 2, 1>(draw, tolerance);  // 96 columns: it ends behind the row
+  expect_crossed<SmemTile{16, 128}, SmemTile{16, 384}, 2, 1>(draw, tolerance);  // 96 columns: halves of every chunk
   expect_crossed<SmemTile{16, 128}, SmemTile{16, 256}, 8, 1>(draw, tolerance);
   // Rows of scores of 64 bytes: two of the four that are read at once lie in the same banks.
   expect_crossed<SmemTile{32, 64}, SmemTile{32, 768}, 4, 1>(draw, tolerance, 2);
