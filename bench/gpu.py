@@ -25,7 +25,7 @@ from gpu_rows import OPERATIONS, all_rows, flops, is_plain, plain_of
 CALLS = {"forward": gpu_forward, "backward": gpu_backward}
 IDLE, WARM, TIMED = 0.04, 0.002, 0.006  # seconds
 ROUNDS = {"forward": 5, "backward": 3}  # so that a run of both stays under four minutes
-HOT_WARM, HOT_TIMED = 0.1, 0.12
+HOT_WARM, HOT_TIMED = 0.03, 0.05
 ERROR_BAR, ERROR_LIMIT, DIFFERENCE_LIMIT = 1.01, 0.02, 0.02  # by the better peer's; where there is none; between results
 
 
