@@ -340,7 +340,7 @@ def test_scratch_is_torchs_or_the_callers_and_nothing_grows():
     assert torch.cuda.max_memory_allocated() - before >= size + gradients
     for _ in range(100):
         narrows.attention_backward(dout, q, k, v, o, lse, deterministic=True)
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before  # torch may give back more: what other streams had recorded
     assert [sys.getrefcount(x) for x in (dout, q, k, v, o, lse)] == counts
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=q.device)
     got = narrows.attention_backward(dout, q, k, v, o, lse, workspace=workspace, deterministic=True)
