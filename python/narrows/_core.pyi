@@ -10,6 +10,16 @@ class Operand:
     def from_buffer(name: str, array: object, dtype: str, writable: bool) -> Operand: ...
     @staticmethod
     def from_dlpack(name: str, array: object, writable: bool, stream: Optional[int]) -> Operand: ...
+    @staticmethod
+    def from_address(
+        name: str,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        device: Optional[int],
+        owner: object,
+    ) -> Operand: ...
     @property
     def name(self) -> str: ...
     @property

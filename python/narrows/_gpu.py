@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from typing import Any, ContextManager, Iterable, Optional, Sequence
 
@@ -23,8 +24,13 @@ def device_of(array: object) -> Optional[int]:
 
 def _library(array: object) -> Any:
     """torch or cupy, if `array` is theirs: these have a current stream and free memory in its order."""
-    names = {base.__module__.partition(".")[0] for base in type(array).__mro__}
-    return next((sys.modules.get(name) for name in ("torch", "cupy") if name in names), None)
+    return sys.modules.get(_library_name(type(array)))
+
+
+@functools.lru_cache(maxsize=256)
+def _library_name(kind: type) -> str:
+    names = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return next((name for name in ("torch", "cupy") if name in names), "")
 
 
 def exporting(array: object) -> ContextManager[Any]:
@@ -68,11 +74,10 @@ class Gpu:
         self.stream = _handle(stream) if self._given else self._current()
         # DLPack's number for a consumer's stream: 0 is not one.
         self.exchange = self.stream or 1
-        arrays = [array for array in (like, *others) if device_of(array) is not None]
         # What a library without streams of its own gives up, another array of it may get at once.
-        self._waits = any(_library(array) is None for array in arrays)
+        self._waits = any(_library(array) is None and device_of(array) is not None for array in (like, *others))
         if self._given:
-            self._record(arrays)
+            self._record(array for array in (like, *others) if device_of(array) is not None)
 
     def _current(self) -> int:
         if self._library is None:
@@ -93,6 +98,11 @@ class Gpu:
         if self.stream in (0, 1):
             return torch.cuda.default_stream(self.index)
         return torch.cuda.ExternalStream(self.stream, device=self.index)
+
+    @property
+    def follows_torch(self) -> bool:
+        """Whether the call is on torch's current stream, on which its tensors are ready."""
+        return not self._given and self._library is not None and _is_torch(self._library)
 
     @property
     def allocates(self) -> bool:

@@ -119,6 +119,16 @@ void bind_operand(nb::module_& module) {
             return Operand::from_dlpack(std::move(name), array, writable ? Access::write : Access::read, stream);
           },
           nb::arg("name"), nb::arg("array"), nb::arg("writable"), nb::arg("stream").none())
+      .def_static(
+          "from_address",
+          [](std::string name, std::uintptr_t address, std::string_view dtype, std::vector<std::int64_t> shape,
+             std::vector<std::int64_t> strides, std::optional<int> device, nb::object owner) {
+            const Device where = device ? Device{DeviceKind::cuda, *device} : Device{};
+            return Operand::from_address(std::move(name), address, dtype, std::move(shape), std::move(strides), where,
+                                         std::move(owner));
+          },
+          nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"),
+          nb::arg("device").none(), nb::arg("owner"))
       .def_prop_ro("name", &Operand::name)
       .def_prop_ro("dtype", [](const Operand& operand) { return name(operand.dtype()); })
       .def_prop_ro("shape", [](const Operand& operand) { return nb::tuple(nb::cast(operand.shape())); })

@@ -133,6 +133,13 @@ DType dtype_of_dlpack(const std::string& name, const dlpack::DLTensor& tensor) {
   refuse_type(name, value, kDTypeRule);
 }
 
+DType dtype_named(const std::string& operand, std::string_view dtype) {
+  for (const DType one :
+       {DType::fp16, DType::bf16, DType::fp32, DType::fp64, DType::int32, DType::int64, DType::uint8, DType::boolean})
+    if (narrows::name(one) == dtype) return one;
+  refuse_type(operand, std::string(dtype), kDTypeRule);
+}
+
 void require_rank(const std::string& name, std::size_t rank) {
   if (rank == 0) refuse_value(name, "shape ()", "must have an axis", "(1,)");
 }
@@ -194,6 +201,20 @@ Operand Operand::from_dlpack(std::string name, nb::handle array, Access access, 
       stride *= operand.shape_[axis];
     }
   }
+  operand.check_alignment();
+  return operand;
+}
+
+Operand Operand::from_address(std::string name, std::uintptr_t address, std::string_view dtype,
+                              std::vector<std::int64_t> shape, std::vector<std::int64_t> strides, Device device,
+                              nb::object owner) {
+  require_rank(name, shape.size());
+  Operand operand(std::move(name), std::make_shared<nb::object>(std::move(owner)));
+  operand.data_ = reinterpret_cast<void*>(address);
+  operand.device_ = device;
+  operand.dtype_ = dtype_named(operand.name_, dtype);
+  operand.shape_ = std::move(shape);
+  operand.strides_ = std::move(strides);
   operand.check_alignment();
   return operand;
 }

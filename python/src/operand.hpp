@@ -27,6 +27,11 @@ class Operand {
   /// CUDA stream on which its elements will be read or written.
   static Operand from_dlpack(std::string name, nb::handle array, Access access, std::optional<std::uintptr_t> stream);
 
+  /// Of an array whose library tells where its elements are: `owner` keeps them there. Strides are in elements.
+  static Operand from_address(std::string name, std::uintptr_t address, std::string_view dtype,
+                              std::vector<std::int64_t> shape, std::vector<std::int64_t> strides, Device device,
+                              nb::object owner);
+
   const std::string& name() const { return name_; }
   DType dtype() const { return dtype_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }

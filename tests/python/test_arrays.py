@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import sys
 import weakref
 
@@ -211,6 +212,24 @@ def test_array_api_library_gets_its_own_arrays_back():
     o, lse = narrows.attention(*(xp.asarray(x) for x in (q, k, v)), causal=True, return_lse=True)
     assert type(o) is type(xp.asarray(q)) and type(lse) is type(o)
     assert_matches(np.asarray(o), np.asarray(lse), q, k, v, causal=True)
+
+
+def test_torchs_tensors_are_read_as_they_lie():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q, k, v = (torch.from_numpy(x) for x in inputs())
+    want = narrows.attention(q, k, v)
+    apart = torch.full((*k.shape[:-1], 2 * k.shape[-1]), math.nan)[..., ::2].copy_(k)
+    assert torch.equal(narrows.attention(q, apart, v.transpose(0, 1).contiguous().transpose(0, 1)), want)
+    one = v[:1, :1].expand(v.shape)
+    assert torch.equal(narrows.attention(q, k, one), narrows.attention(q, k, one.clone()))
+    minus = torch.complex(torch.zeros_like(k), -k).conj().imag  # its sign is not in memory yet
+    assert minus.is_neg() and torch.equal(minus, k)
+    with pytest.raises(ValueError, match=r"^k: negated view: must be memory as it reads; pass k.resolve_neg\(\)$"):
+        narrows.attention(q, minus, v)
+    with pytest.raises(Exception, match="requires? grad"):
+        narrows.attention(q, k, v.clone().requires_grad_())
+    with pytest.raises(TypeError, match="^k: .*complex|^k: DLPack type code 5"):
+        narrows.attention(q, torch.complex(k, k), v)
 
 
 def test_torch_gets_its_own_tensors_back():
