@@ -22,7 +22,7 @@ void run(const Call& call, const Plan& plan, bool check) {
     own.emplace(static_cast<i64>(sizeof(CallStatus)), stream);
     buffers.status = static_cast<std::int32_t*>(own->data());
   }
-  if (buffers.status) fill(buffers.status, 0, sizeof(CallStatus), stream);
+  if (buffers.status) clear(buffers.status, sizeof(CallStatus), stream);
   if (call.problem.operation == Operation::backward)
     run_backward(call.problem, plan, buffers);
   else

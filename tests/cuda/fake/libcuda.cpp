@@ -130,7 +130,7 @@ int cuMemFreeAsync(DevicePointer, Stream) {
   ++state().freed;
   return 0;
 }
-int cuMemsetD8Async(DevicePointer, unsigned char, std::size_t, Stream) { return 0; }
+int cuMemsetD32Async(DevicePointer, unsigned, std::size_t, Stream) { return 0; }
 int cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Stream) { return 0; }
 int cuMemcpyDtoHAsync_v2(void*, DevicePointer, std::size_t, Stream) { return 0; }
 int cuStreamIsCapturing(Stream, int* status) {
