@@ -381,8 +381,7 @@ Case make_case(std::size_t index) {
 Inputs inputs(const Case& row) {
   Inputs in = row.call.in();
   if (row.layout == "expanded") {  // all keys and values equal the first of each head
-    in.k.strides[1] = 0;
-    in.v.strides[1] = 0;
+    in.k.strides[1] = in.v.strides[1] = 0;
   } else if (row.layout == "reversed") {
     for (Tensor* tensor : {&in.q, &in.k, &in.v}) {
       auto* last = static_cast<std::byte*>(tensor->data);
