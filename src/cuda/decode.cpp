@@ -134,7 +134,7 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   set_cache(args, problem, buffers);
   set_line(args, problem, plan, buffers);
   if (bytes_of(plan, Sm80DecodeRegion::tickets) == 0) return args;
-  args.tickets = reinterpret_cast<u32*>(scratch);
+  args.tickets = reinterpret_cast<u64*>(scratch);
   scratch += bytes_of(plan, Sm80DecodeRegion::tickets);
   args.sums = reinterpret_cast<RowSum*>(scratch);
   args.outputs = reinterpret_cast<float*>(scratch + bytes_of(plan, Sm80DecodeRegion::sums));
@@ -152,7 +152,6 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
-  if (args.tickets) clear(args.tickets, bytes_of(plan, Sm80DecodeRegion::tickets), stream);
   const Grid grid{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};
   launch(*kernels.decode, grid, stream, args);

@@ -5,6 +5,7 @@
 #pragma once
 #include "kernels/decode_block.cuh"
 #include "kernels/softmax.cuh"
+#include "shared/ticket.h"
 
 namespace narrows {
 
@@ -233,8 +234,9 @@ inline void join_row(const Block& block, int r, RowSum* weights) {
 inline bool is_last(const Block& block) {
   __shared__ bool last;
   __syncthreads();
-  const u32 most = static_cast<u32>(block.facts.slots.count - 1);
-  if (threadIdx.x == 0) last = count_up(block.args.tickets + block.facts.slots.first, most) == most;
+  if (threadIdx.x == 0)
+    last = brings_last_part(SharedWord{block.args.tickets + block.facts.slots.first},
+                            static_cast<u64>(block.facts.slots.count));
   __syncthreads();
   return last;
 }

@@ -82,12 +82,30 @@ inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
       : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
       : "l"(at), "r"(static_cast<u32>(valid)));
 }
-// The number before; after `most` comes 0. Releases what was written before and acquires what others released.
-inline u32 count_up(u32* at, u32 most) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(most) : "memory");
-  return before;
-}
+// A word that thread blocks share. What changes it releases what was written before and acquires what others released.
+struct SharedWord {
+  u64* at;
+
+  u64 add(u64 x) const {
+    u64 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(x) : "memory");
+    return before;
+  }
+  u64 swap_if(u64 expected, u64 x) const {
+    u64 before;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(at), "l"(expected), "l"(x)
+                 : "memory");
+    return before;
+  }
+  u64 read() const {
+    u64 x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+  }
+  void write(u64 x) const { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory"); }
+};
 
 // ---- sums in global memory, by the memory itself
 inline void add_global(float* at, float x) {

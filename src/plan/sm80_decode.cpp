@@ -136,7 +136,7 @@ i64 partial_slots(const Problem& problem, const Plan& plan) {
 Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstants& constants) {
   const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
-  return {{"tickets", bytes(slots, 4)},
+  return {{"tickets", bytes(slots, 8)},
           {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
           {"partial results", bytes(rows, 4 * decode_columns(constants))}};
 }

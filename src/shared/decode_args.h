@@ -37,7 +37,7 @@ struct DecodeArgs : CallArgs {
   i32 fixed_split = 0;       // tiles of keys; not 0: all rows are cut after so many, counted from key 0
   float* outputs = nullptr;  // scratch: of partial results, [slot][packed row][value column]
   RowSum* sums = nullptr;    // scratch: [slot][packed row]
-  u32* tickets = nullptr;    // scratch, 0 between launches: parts of a row that are done
+  u64* tickets = nullptr;    // scratch: parts of a row that are done (ticket.h)
 };
 
 }  // namespace narrows
