@@ -18,6 +18,7 @@
 #include "cuda/cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel.hpp"
+#include "cuda/tensor_map.hpp"
 #include "tests/cuda/fake/state.hpp"
 #include "tests/tools/files_support.hpp"
 
@@ -42,7 +43,7 @@ class FakeDriver : public testing::Test {
     ASSERT_NE(stand_in(), nullptr) << dlerror();
     ASSERT_NE(find_driver().functions, nullptr) << find_driver().absence;
     fake::State& fresh = state();
-    fresh.capturing = fresh.capturing_status = fresh.launch_status = fresh.allocation_status = 0;
+    fresh.capturing = fresh.capturing_status = fresh.launch_status = fresh.allocation_status = fresh.map_status = 0;
   }
   fake::State& state() { return *reinterpret_cast<decltype(&fake_state)>(dlsym(stand_in(), "fake_state"))(); }
   int contexts() { return reinterpret_cast<decltype(&fake_has_context)>(dlsym(stand_in(), "fake_has_context"))(); }
@@ -99,7 +100,7 @@ TEST_F(FakeDriver, ACallOnADeviceIsExplained) {
     return Tensor{nullptr, DType::bf16, {2, rows, 4, 64}, {}, {DeviceKind::cuda, 1}};
   };
   const Explanation cost = explain({tensor(256), tensor(500), tensor(500)});
-  EXPECT_EQ(cost.family, "sm80");
+  EXPECT_EQ(cost.family, "sm90");
   const std::int64_t query_rows = 2 * 4 * 256, key_rows = 2 * 4 * 500, row = (64 + 64) * 2;
   EXPECT_EQ(cost.fused_bytes, (query_rows + key_rows) * row);
   EXPECT_EQ(cost.fused_l2_bytes, (query_rows + 2 * key_rows) * row);  // two blocks of queries
@@ -201,6 +202,31 @@ TEST_F(FakeDriver, ALaunchHandsOverItsArgument) {
           },
           ErrorCode::internal),
       HasSubstr("CUDA_ERROR_NAME (its text) while launching forward_sm80 for sm_80 with 9 blocks of 64 threads"));
+}
+
+/// Numbers of the driver's enumerations: fp16 6, bf16 9, swizzle of 128 bytes 3, promotion to 256 bytes 3.
+TEST_F(FakeDriver, TheCopyEngineIsToldOfATensor) {
+  std::byte memory{};
+  const View view{&memory, DType::bf16, {9600, 1600, 320, 2}};
+  const TensorMap map = tensor_map(view, {5, 6, 5, 72}, 176);
+  EXPECT_EQ(map.bytes[127], 7);
+  const fake::Map& told = state().map;
+  EXPECT_EQ(told.address, &memory);
+  EXPECT_THAT(told.options, ElementsAre(9, 0, 3, 3, 0));
+  EXPECT_THAT(told.sizes, ElementsAre(72u, 6u, 5u, 5u));
+  EXPECT_THAT(told.strides, ElementsAre(1600u, 320u, 9600u));
+  EXPECT_THAT(told.box, ElementsAre(64u, 176u, 1u, 1u));
+  EXPECT_THAT(told.steps, ElementsAre(1u, 1u, 1u, 1u));
+  tensor_map({&memory, DType::fp16, {0, 320, 0, 2}}, {1, 6, 1, 64}, 64);
+  EXPECT_EQ(told.options[0], 6);
+  EXPECT_THAT(told.strides, ElementsAre(320u, 16u, 16u)) << "of one sequence and one head they mean nothing";
+  state().map_status = fake::kFailure;
+  EXPECT_THAT(error_of(
+                  [&] {
+                    tensor_map(view, {5, 6, 5, 72}, 64);
+                  },
+                  ErrorCode::internal),
+              HasSubstr("describing a tensor of 5 x 6 x 5 x 72 elements to the copy engine"));
 }
 
 TEST_F(FakeDriver, MemoryGoesBackToItsStream) {

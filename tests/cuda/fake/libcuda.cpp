@@ -120,6 +120,18 @@ int cuLaunchKernel(Function, unsigned x, unsigned, unsigned, unsigned threads, u
   state().argument.assign(static_cast<const char*>(arguments[0]), narrows::fake::kArgumentBytes);
   return state().launch_status;
 }
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const unsigned long long* sizes,
+                           const unsigned long long* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+  std::memset(map, 7, 128);
+  state().map = {address,
+                 {type, interleave, swizzle, promotion, fill},
+                 {sizes, sizes + rank},
+                 {strides, strides + rank - 1},
+                 {box, box + rank},
+                 {steps, steps + rank}};
+  return state().map_status;
+}
 int cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, Stream) {
   if (state().allocation_status != 0) return state().allocation_status;
   ++state().allocated;

@@ -13,12 +13,22 @@ inline constexpr int kFailure = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
 inline constexpr int kOutOfMemory = 2;
 inline constexpr int kCaptureImplicit = 906;
 
+/// A tensor as the copy engine was told of it.
+struct Map {
+  void* address = nullptr;
+  std::vector<int> options;  // type, interleave, swizzle, promotion, fill
+  std::vector<unsigned long long> sizes, strides;
+  std::vector<unsigned> box, steps;
+};
+
 struct State {
   std::atomic<int> retained{0}, loaded{0}, allocated{0}, freed{0};
   int capturing = 0;         // cuStreamIsCapturing's answer
   int capturing_status = 0;  // and the status of the call
   int launch_status = 0;
   int allocation_status = 0;
+  int map_status = 0;
+  Map map;
   std::vector<unsigned> launch;  // blocks, threads, bytes of shared memory
   std::string argument;          // of kArgumentBytes
   void* loaded_in = nullptr;     // the context that was current

@@ -53,6 +53,7 @@ struct Lane {
 }  // namespace narrows::test
 
 inline thread_local narrows::test::Lane threadIdx;
+inline thread_local struct { unsigned x = 0; } blockIdx, gridDim;
 
 namespace narrows::test {
 
@@ -120,11 +121,19 @@ inline int __reduce_max_sync(unsigned, int x) {
     most = std::max(most, static_cast<int>(words[0]));
   return most;
 }
+inline unsigned __ballot_sync(unsigned, int holds) {
+  unsigned lanes = 0;
+  const auto all = threadIdx.warp->exchange({holds ? 1u : 0u});
+  for (unsigned lane = 0; lane < all.size(); ++lane) lanes |= all[lane][0] << lane;
+  return lanes;
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline void __syncwarp() {
   if (threadIdx.warp) threadIdx.warp->exchange({});
 }
 inline void __syncthreads() { __syncwarp(); }  // one warp is the block
 inline int __syncthreads_or(int holds) { return __any_sync(~0u, holds); }
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
 inline int atomicCAS(int* at, int expected, int wanted) {
   return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST), expected;
 }
