@@ -27,13 +27,14 @@ struct Tiles {
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kTiles{
-    Tiles{64, true, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
     Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
     Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
     Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
     Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
     Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
-    Tiles{128, false, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
     Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
     Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
     Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},

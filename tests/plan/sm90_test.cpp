@@ -157,6 +157,10 @@ TEST(Sm90Plan, long_calls_without_masks_have_longer_blocks_of_keys) {
   EXPECT_EQ(plan(sizes).key_block, 176);
   EXPECT_EQ(plan(shorter).key_block, 128);
   EXPECT_EQ(plan(sizes, {.causal = Causal::bottom_right}).key_block, 128);
+  // Under a causal mask short sequences have shorter blocks of queries: less of a block is masked.
+  EXPECT_EQ(plan({.sk = 2047}, {.causal = Causal::bottom_right}).query_block, 128);
+  EXPECT_EQ(plan({.sk = 2048}, {.causal = Causal::bottom_right}).query_block, 192);
+  EXPECT_EQ(plan({.sk = 300}).query_block, 192);
 }
 
 TEST(Sm90Plan, thread_blocks_stay_and_uneven_tiles_are_handed_out) {
@@ -187,7 +191,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 21u + 5);
+  EXPECT_EQ(programs.size(), 22u + 5);
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {
