@@ -369,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   extern __shared__ __align__(kTileAlignment) char memory[];
   const Shared shared{shared_address(memory)};
   TileFacts* const slots = reinterpret_cast<TileFacts*>(memory + kFactsAt);
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarp, 0);  // uniform, also for the compiler
+  const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / u32{kWarp}, 0));  // uniform, also for the compiler
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (threadIdx.x == 0) {
     if (shared.base % kTileAlignment != 0) __trap();
