@@ -31,8 +31,7 @@ inline std::vector<FamilyCase> family_cases(Operation operation, const std::vect
 }
 
 inline std::string case_name(const testing::TestParamInfo<FamilyCase>& info) {
-  const Case row = make_case(info.param.index);
-  std::string name = row.id + "_" + std::string(narrows::name(row.dtype)) + "_" + std::to_string(info.param.index);
+  std::string name = case_label(info.param.index) + "_" + std::to_string(info.param.index);
   std::replace_if(
       name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c); }, '_');
   return info.param.family + "_" + name;

@@ -13,8 +13,11 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #undef __shared__
 #define __shared__
+// Their names have no namespace, and every such test has a kernel of its own.
+#define forward_sm90 forward_sm90_whole
+#define memory memory_whole
 
-namespace forward_sm90_whole {
+namespace whole_of_sm90 {
 #include "shared/forward_sm90_args.h"
 
 namespace narrows {
@@ -45,6 +48,7 @@ extern "C" {
 alignas(1024) char memory[narrows::kSharedBytes];
 }
 #include "kernels/forward_sm90.cu"
+#undef memory
 
 namespace narrows {
 
@@ -58,4 +62,4 @@ TEST(KernelForwardSm90, rows_that_see_every_key) {
 }
 
 }  // namespace narrows
-}  // namespace forward_sm90_whole
+}  // namespace whole_of_sm90

@@ -354,6 +354,11 @@ std::vector<std::string> case_families(std::size_t index, DeviceKind device, Ope
   return named;
 }
 
+std::string case_label(std::size_t index) {
+  const auto& [json, dtype, judged] = entries().at(index);
+  return json.at("id").get<std::string>() + " " + std::string(name(dtype));
+}
+
 Case make_case(std::size_t index) {
   const auto& [json, dtype, judged] = entries().at(index);
   Case made;

@@ -29,6 +29,8 @@ struct Case {
 /// The number of (case, dtype) pairs in the table, and one of them. Arrays are made when asked for.
 std::size_t case_count();
 Case make_case(std::size_t index);
+/// "E01 bf16" of one, without its arrays.
+std::string case_label(std::size_t index);
 /// The families of a device that must accept it.
 std::vector<std::string> case_families(std::size_t index, DeviceKind device, Operation operation = Operation::forward);
 

@@ -66,7 +66,10 @@ struct Lane {
 }  // namespace narrows::test
 
 inline thread_local narrows::test::Lane threadIdx;
-inline thread_local struct { unsigned x = 0; } blockIdx, gridDim;
+struct GridIndex {
+  unsigned x = 0;
+};
+inline thread_local GridIndex blockIdx, gridDim;
 
 namespace narrows::test {
 
