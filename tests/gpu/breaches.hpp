@@ -4,7 +4,7 @@
 #include "tests/gpu/device_call.hpp"
 
 #include <limits>
-#include <string>
+#include <string_view>
 #include <vector>
 
 namespace narrows::test {
@@ -17,7 +17,7 @@ struct Varlen {
   Array used_q = int32_array({60, 71, 69}), used_k = int32_array({90, 60, 110}), bias;
   Attention a = Attention::packed({1, 200, 260, 2, 1, 32, 40}, DType::bf16);
 
-  explicit Varlen(const std::string& family = "sm80") {
+  explicit Varlen(std::string_view family = "sm80") {
     a.options.cu_seqlens_q = cu_q;
     a.options.cu_seqlens_k = cu_k;
     a.options.seqused_q = used_q;

@@ -11,7 +11,7 @@ namespace {
 
 class GpuCases : public OnGpu<testing::TestWithParam<FamilyCase>> {
  protected:
-  std::string family() const override { return GetParam().family; }
+  std::string_view family() const override { return GetParam().family; }
   void SetUp() override {
     OnGpu::SetUp();
     if (IsSkipped()) return;

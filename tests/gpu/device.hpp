@@ -18,9 +18,10 @@ std::string no_gpu(std::string_view family = "sm80");
 /// Tests of one family, skipped with the reason where there is no GPU for it. The record counts them by family.
 template <class Base> class OnGpu : public Base {
  protected:
-  virtual std::string family() const { return "sm80"; }
+  /// Outlives the test: options name it.
+  virtual std::string_view family() const { return "sm80"; }
   void SetUp() override {
-    Base::RecordProperty("family", family());
+    Base::RecordProperty("family", std::string(family()));
     if (const std::string reason = no_gpu(family()); !reason.empty()) GTEST_SKIP() << reason;
     current_.emplace(0);
   }
@@ -31,7 +32,7 @@ using GpuTest = OnGpu<testing::Test>;
 /// Tests of what every GPU family does alike.
 class GpuFamilyTest : public OnGpu<testing::TestWithParam<std::string>> {
  protected:
-  std::string family() const override { return GetParam(); }
+  std::string_view family() const override { return GetParam(); }
 };
 inline const auto kGpuFamilies = testing::Values("sm80", "sm90");
 inline std::string family_name(const testing::TestParamInfo<std::string>& info) { return info.param; }

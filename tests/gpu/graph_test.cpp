@@ -14,7 +14,7 @@ struct Varlen {
         used_k = int32_array({90, 60, 110});
   Attention a = Attention::packed({1, 200, 260, 2, 1, 64, 64}, DType::bf16);
 
-  explicit Varlen(const std::string& family) {
+  explicit Varlen(std::string_view family) {
     a.options.cu_seqlens_q = cu_q;
     a.options.cu_seqlens_k = cu_k;
     a.options.seqused_k = used_k;

@@ -7,7 +7,7 @@ namespace {
 
 class GpuCounting : public OnGpu<testing::TestWithParam<std::tuple<CountingLayout, std::string>>> {
  protected:
-  std::string family() const override { return std::get<1>(GetParam()); }
+  std::string_view family() const override { return std::get<1>(GetParam()); }
   CountingLayout layout() const { return std::get<0>(GetParam()); }
   /// Of a family that does not take them all.
   bool takes(const CountingRule& rule, DType dtype) const {

@@ -68,7 +68,7 @@ std::string too_small(std::int64_t bytes) {
 }
 
 /// wide: of q, k, v and o (b, s, h, d).
-void expect_right_with_far_rows(std::size_t wide, DType dtype, const std::string& family) {
+void expect_right_with_far_rows(std::size_t wide, DType dtype, std::string_view family) {
   Attention a({2, 5, 70, 6, 3, 64, 64}, dtype);
   a.options.causal = Causal::bottom_right;
   a.options.family = family;

@@ -13,7 +13,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class GpuValues : public OnGpu<testing::TestWithParam<std::tuple<DType, std::string>>> {
  protected:
-  std::string family() const override { return std::get<1>(GetParam()); }
+  std::string_view family() const override { return std::get<1>(GetParam()); }
   static DType dtype() { return std::get<0>(GetParam()); }
   void run(Attention& a) const {
     DeviceCall gpu(a.in(), a.out(), a.options);
