@@ -143,6 +143,13 @@ def usable(candidates):
     return kept
 
 
+def judge(family, peers):
+    """The peer that a row is compared with: FlashAttention-2, which has Ampere's instructions; on Hopper's own the fastest."""
+    if family == "sm90":
+        return min((name for name in ("cudnn", "fa2") if name in peers), key=peers.get, default=None)
+    return next((name for name in ("fa2", "torch") if name in peers), None)
+
+
 def measured(gpu, row, known):
     """The row with its figures, and what is wrong with it, or "". known: the rates of the rows so far."""
     plain = None
@@ -160,7 +167,7 @@ def measured(gpu, row, known):
     result["fraction"] = result["tflops"] / result["peak"]
     result["peers"] = {name: each[0] for name, each in times.items()}
     result["hot_peers"] = {name: each[1] for name, each in times.items()}
-    against = next((name for name in ("fa2", "torch") if name in times), None)
+    against = judge(row["family"], result["peers"])
     result.update(against=against, ratio=times[against][0] / own if against else None)
     if plain:
         result["of_plain"] = result["tflops"] / plain
@@ -184,7 +191,10 @@ def summary(results, op):
     """A line on the plain rows of an operation, one on its deterministic rows, one on errors; of what there is."""
     own, lines = [each for each in results if each["op"] == op], []
     for what, ratios in (
-        ("plain bf16 beside fa2", [r["ratio"] for r in own if r["against"] == "fa2" and r["dtype"] == "bf16" and is_plain(r)]),
+        ("plain bf16 beside fa2", [r["ratio"] for r in own if r["against"] == "fa2" and r["dtype"] == "bf16" and is_plain(r)
+                                   and r["family"] == "sm80"]),
+        ("plain bf16 of sm90 beside the better of cudnn and fa2", [r["ratio"] for r in own if r["family"] == "sm90"
+                                   and r["ratio"] and r["dtype"] == "bf16" and is_plain(r)]),
         ("deterministic beside plain", [r["of_plain"] for r in own if r["case"] == "deterministic"]),
     ):
         if ratios:
@@ -238,6 +248,8 @@ def main(arguments=None):
     if not options.library:
         parser.error("--library: must name libnarrows.so")
     gpu = gpu_forward.Gpu(options.library)
+    if gpu.torch.cuda.get_device_capability() != (9, 0):
+        rows = [row for row in rows if row["family"] != "sm90"]
     print(f"peak {gpu.peak:.0f} TFLOP/s; matmul {matmul_rate(gpu)[0]:.0f} cold", file=sys.stderr)
     results, wrong_rows = measure_rows(gpu, rows, options.output)
     for line in (line for op in OPERATIONS for line in summary(results, op)):

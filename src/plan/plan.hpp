@@ -68,6 +68,7 @@ struct Plan {
   bool vector_sums = false;             // backward: dQ is added to four sums at a time
   bool takes_turns = false;             // backward: thread blocks add to dQ in the order of their keys
   i64 shared_bytes = 0;                 // of a thread block
+  int thread_blocks = 0;                // that take tile after tile; 0: one for each
   i64 section = 1;                      // heads worked on together
   Regions workspace;
   Prediction prediction;
@@ -102,6 +103,7 @@ struct Choice {
 Choice choose(const Problem& problem, const Work& work, const Machine& machine, std::string_view forced = {});
 
 /// Of either operation.
+std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine);
 

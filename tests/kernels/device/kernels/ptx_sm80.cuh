@@ -10,13 +10,13 @@ constexpr int kWarp = 32;  // threads
 // ---- shared memory
 template <class T> T shared_at(u32 at) {
   T x;
-  std::memcpy(&x, &threadIdx.warp->memory.at(at), sizeof x);
+  std::memcpy(&x, &threadIdx.warp->shared().at(at), sizeof x);
   return x;
 }
 
 template <class T> void put_shared(u32 at, T x) {
-  threadIdx.warp->memory.at(at + sizeof x - 1) = 0;
-  std::memcpy(&threadIdx.warp->memory[at], &x, sizeof x);
+  threadIdx.warp->shared().at(at + sizeof x - 1) = 0;
+  std::memcpy(&threadIdx.warp->shared()[at], &x, sizeof x);
 }
 
 // How many words the busiest bank gives to those who ask at once.
