@@ -72,6 +72,20 @@ inline unsigned short load_shared16(u32 at) {
   return x;
 }
 
+// ---- global memory
+// 16 bytes that are read once.
+inline void load_stream(const char* at, u32 (&x)[4]) {
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(at));
+}
+// The number before; after `most` comes 0. Releases what was written before and acquires what others released.
+inline u32 count_up(u32* at, u32 most) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(most) : "memory");
+  return before;
+}
+
 // ---- sums in global memory, by the memory itself
 inline void add_global(float* at, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(at), "f"(x) : "memory");

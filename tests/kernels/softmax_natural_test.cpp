@@ -16,6 +16,7 @@ namespace narrows {
 [[maybe_unused]] constexpr bool kNatural = true, kSoftcap = false, kAlibi = false, kBias = false, kMask = false;
 }  // namespace narrows
 
+#include "kernels/score_rules.cuh"
 #include "kernels/softmax.cuh"
 
 namespace narrows {
