@@ -3,6 +3,7 @@
 #include "core/error.hpp"
 #include "plan/sm80.hpp"
 #include "plan/sm80_backward.hpp"
+#include "plan/sm80_decode.hpp"
 
 #include <algorithm>
 #include <array>
@@ -49,6 +50,7 @@ std::vector<Program> planned_programs(std::string_view architecture) {
   const Machine machine = machine_of(architecture);
   std::vector<Program> programs = planned_forward_programs(machine);
   for (Program& program : planned_backward_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_decode_programs(machine)) programs.push_back(std::move(program));
   return programs;
 }
 

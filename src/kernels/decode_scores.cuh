@@ -13,7 +13,7 @@ struct RuledRows {
     const DecodeLane at;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rows[r] = packed_row(block.args, block.facts, min_of(8 * r + at.g, block.facts.rows - 1));
+      rows[r] = packed_row(block.args, block.facts, min_of(8 * r + at.g, block.facts.packed_rows - 1));
       scores[r] = HeadRules(block.args, block.facts.sequence.sequence, rows[r].head).scores;
     }
   }

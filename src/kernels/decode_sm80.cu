@@ -17,21 +17,21 @@ struct Stream {
 
   void load_k(const DecodeArgs& args, int part) {
     if (part < kKeyParts)
-      load_keys(k, rows, part, args.head_dim, args.k.strides[3]);
-    else if (has_next)
-      load_keys(k, next_rows, 0, args.head_dim, args.k.strides[3]);
+      load_keys(k, rows, part, args.head_dim, args.k.strides[3], true);
+    else
+      load_keys(k, next_rows, 0, args.head_dim, args.k.strides[3], has_next);
   }
   void load_v(const DecodeArgs& args, int part) {
     if (part < kValueParts)
-      load_values(v, rows, part, args.value_dim, args.v.strides[3]);
-    else if (has_next)
-      load_values(v, next_rows, 0, args.value_dim, args.v.strides[3]);
+      load_values(v, rows, part, args.value_dim, args.v.strides[3], true);
+    else
+      load_values(v, next_rows, 0, args.value_dim, args.v.strides[3], has_next);
   }
 };
 
 inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& stream, Scores& s) {
   PartialScores sums = {};
-#pragma unroll
+#pragma unroll(kKeyParts > 4 ? 1 : kKeyParts)  // of wide rows: addresses of all parts would not fit into registers
   for (int part = 0; part < kKeyParts; ++part) {
 #pragma unroll
     for (int i = 0; i < kKeyPart; ++i) {
@@ -86,19 +86,30 @@ inline void step(const Block& block, const QueryPieces* kept, const RuledRows& r
   multiply_values(block.args, s, stream, o);
 }
 
-// A warp's share of tiles [begin, end): those whose number, counted from key 0, is the warp's in turn.
-inline void attend(const Block& block, i32 begin, i32 end, Softmax& softmax, Outputs& o) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  i32 tile = begin + (warp - begin % kWarps + kWarps) % kWarps;
-  if (tile >= end) return;
-  const DecodeArgs& args = block.args;
-  KeyRows keys(block);
+// The loads of the warp's first tile, before anything that waits.
+inline Stream begin_stream(const Block& block, KeyRows& keys, i32 tile) {
+  const i32 end = block.facts.end_tile;
   Stream stream;
-  stream.rows = keys.row(tile);
-  stream.load_k(args, 0);
-  stream.load_v(args, 0);
+  stream.rows = keys.row(min_of(tile, end - 1));
+  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], tile < end);
+  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], tile < end);
   stream.has_next = tile + kWarps < end;
-  stream.next_rows = stream.has_next ? keys.row(tile + kWarps) : stream.rows;
+  stream.next_rows = keys.row(min_of(tile + kWarps, end - 1));
+  return stream;
+}
+
+// Of the block's tiles the warp takes those whose number, counted from key 0, is its in turn.
+inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
+  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
+  const DecodeArgs& args = block.args;
+  i32 tile = begin + (warp - begin) % kWarps;
+  if (tile < begin) tile += kWarps;
+  KeyRows keys(block);
+  QueryLoad query(block);  // before the keys: they keep memory busy for long
+  Stream stream = begin_stream(block, keys, tile);
+  query.finish();
+  __syncthreads();
   QueryPieces kept[kKeepsQueries ? kKeySteps : 1];
   if constexpr (kKeepsQueries)
 #pragma unroll
@@ -110,64 +121,22 @@ inline void attend(const Block& block, i32 begin, i32 end, Softmax& softmax, Out
     step(block, kept, ruled, dropout, tile, stream, softmax, o);
     stream.rows = stream.next_rows;
     stream.has_next = tile + 2 * kWarps < end;
-    if (stream.has_next) stream.next_rows = keys.row(tile + 2 * kWarps);
+    stream.next_rows = keys.row(min_of(tile + 2 * kWarps, end - 1));
   }
   if (__any_sync(~0u, keys.is_broken()))
 #pragma unroll
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-// A warp's part of units [begin, end) of the row.
-inline void attend_units(const Block& block, i32 begin, i32 end) {
-  const Facts& facts = block.facts;
-  const i32 first = first_tile(block.args, facts.hull.begin), piece = facts.share.row.cut.tiles_of_piece;
-  const i32 from = max_of(first + begin * piece, facts.hull.begin / kTileKeys);
+inline void work_on(const Block& block) {
   Softmax softmax;
   Outputs o = {};
-  if (facts.hull.begin < facts.hull.end)
-    attend(block, from, min_of(first + end * piece, ceil_div(facts.hull.end, kTileKeys)), softmax, o);
-  __syncthreads();  // all have left the parts before
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
-}
-
-// Whether all blocks that have a part of the row have stored it, this one among them.
-inline bool is_last(const Block& block) {
-  __shared__ bool last;
-  __syncthreads();
-  const u32 most = static_cast<u32>(block.facts.owners.count - 1);
-  if (threadIdx.x == 0) last = count_up(block.args.tickets + block.facts.owners.first, most) == most;
-  __syncthreads();
-  return last;
-}
-
-// Where the parts of the row are: of each block that has some of it or, with fixed splits, of each split, whoever has it.
-inline PartSlots slots_of(const Block& block) {
-  const PartSlots& owners = block.facts.owners;
-  if (block.args.fixed_split == 0) return owners;
-  const i64 first = owners.first * block.args.most_parts;
-  return {block.facts.share.row.cut.pieces, first, first, 1};
-}
-
-inline void work_on(const Block& block) {
-  const Facts& facts = block.facts;
-  const bool fixed = block.args.fixed_split != 0;
-  for (i32 unit = facts.share.begin; unit < facts.share.end; unit = fixed ? unit + 1 : facts.share.end) {
-    attend_units(block, unit, fixed ? unit + 1 : facts.share.end);
-    const i64 part = fixed ? unit : i64{blockIdx.x} - facts.owners.first / 2;
-    const bool done = facts.whole && !fixed;
-    const i64 slot = done ? 0 : slots_of(block).slot(static_cast<i32>(part));
-    each_row(block, [&](int r) {
-      const JoinedRow joined = join_warps(block, r);
-      if (done)
-        store_row(block, r, joined);
-      else
-        store_part(block, slot, r, joined);
-    });
-  }
-  if ((facts.whole && !fixed) || !is_last(block)) return;
-  const i32 offset = fixed ? first_tile(block.args, facts.hull.begin) / block.args.fixed_split % kWarp : 0;
-  each_row(block, [&](int r) { store_row(block, r, join_slots(block, slots_of(block), offset, r)); });
+  weigh_warps(block);
+  store_block(block);
+  if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
 }
 
 }  // namespace narrows
@@ -178,23 +147,14 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   extern __shared__ __align__(128) char memory[];
   __shared__ Facts facts;
   __shared__ LineState state;
-  __shared__ RowSum sums[kWarps * kBlockQueries];
-  const Block block{args, facts, memory, reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride), sums};
-  Line line(args, state);
-  if (threadIdx.x < kWarp) line.make();
+  __shared__ RowSum sums[(kWarps + 1) * kBlockQueries];
+  float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
+  const Block block{args, facts, memory, outputs, sums};
+  Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
+  line.begin();
   for (;;) {
-    __syncthreads();  // all have left the row before
-    if (threadIdx.x < kWarp) {
-      const Share share = line.next();
-      if (share.row.sequence < 0)
-        facts.share = share;
-      else
-        gather_facts(block, state, share);
-    }
-    __syncthreads();
-    if (facts.share.row.sequence < 0) return;
-    load_queries(block);
-    __syncthreads();
-    work_on(block);
+    line.next(facts, [&] { gather_facts(args, facts, state.plain); });
+    if (facts.kv_head < 0) return;
+    if (facts.begin < facts.end) work_on(block);
   }
 }

@@ -11,7 +11,7 @@
 
 namespace narrows {
 
-constexpr int kTileKeys = 16;
+constexpr int kTileKeys = kBlockKeys;
 constexpr int kRows = kBlockQueries / 8;  // of packed rows, that a lane holds a quarter of the scores of
 constexpr int kKeyTiles = kTileKeys / 8;
 constexpr float kHidden = -kInfinity<float>;  // score of a key that a row does not see
@@ -27,8 +27,9 @@ constexpr int part_of_steps(int steps, int most) {
   return most;
 }
 constexpr int kAccumulators = kValueSteps * kStepTiles * 4 * kRows;
-constexpr int kKeyPart = part_of_steps(kKeySteps, 4 * kMostSteps),
-              kValuePart = part_of_steps(kValueSteps, 2 * kMostSteps);
+constexpr bool kFewRegisters = kAccumulators >= 128 || kElementBytes == 4;
+constexpr int kKeyPart = part_of_steps(kKeySteps, kFewRegisters ? 2 : 4),
+              kValuePart = part_of_steps(kValueSteps, kFewRegisters ? 1 : 2);
 constexpr int kKeyParts = kKeySteps / kKeyPart, kValueParts = kValueSteps / kValuePart;
 
 using Scores = float[1][kKeyTiles][4];
@@ -57,12 +58,14 @@ constexpr int narrower(int width) {
   return below;
 }
 
-// 16 bytes at element `first` of a row, of which `columns` exist; with kCopyBytes 0 elements lie anywhere.
+// 16 bytes of a row of which `columns` elements exist; with kCopyBytes 0 these lie anywhere. Not valid: nothing is read, and the
+// piece stays what it was.
 template <int sure>
-inline void load_piece(u32 (&piece)[4], const char* row, int step_byte, int lane_byte, i32 columns, i64 stride) {
+inline void load_piece(u32 (&piece)[4], const char* row, int step_byte, int lane_byte, i32 columns, i64 stride,
+                       bool valid) {
   if constexpr (kCopyBytes != 0) {
-    load_stream(row + piece_at<sure>(step_byte, lane_byte, columns * kElementBytes), piece);
-  } else {
+    load_stream_if(valid, row + piece_at<sure>(step_byte, lane_byte, columns * kElementBytes), piece);
+  } else if (valid) {
     const i32 first = (step_byte + lane_byte) / kElementBytes;
 #pragma unroll
     for (int i = 0; i < 4; ++i) piece[i] = 0;
@@ -83,7 +86,7 @@ inline const char* from_lane(const char* p, int lane) {
 }
 
 // rows: lane l < 16 has the address of key l's row of K, lane 16 + l of V.
-inline void load_keys(KeyPieces& k, const char* rows, int part, i32 columns, i64 stride) {
+inline void load_keys(KeyPieces& k, const char* rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -91,10 +94,10 @@ inline void load_keys(KeyPieces& k, const char* rows, int part, i32 columns, i64
 #pragma unroll
     for (int i = 0; i < kKeyPart; ++i)
       load_piece<narrower(kHeadDim) * kElementBytes / 64 * 64>(k[r][i], row, 64 * (part * kKeyPart + i), 16 * at.c,
-                                                               columns, stride);
+                                                               columns, stride, valid);
   }
 }
-inline void load_values(ValuePieces& v, const char* rows, int part, i32 columns, i64 stride) {
+inline void load_values(ValuePieces& v, const char* rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
@@ -102,7 +105,7 @@ inline void load_values(ValuePieces& v, const char* rows, int part, i32 columns,
 #pragma unroll
     for (int i = 0; i < kValuePart; ++i)
       load_piece<narrower(kValueDim) * kElementBytes / 128 * 128>(v[r][i], row, 128 * (part * kValuePart + i),
-                                                                  16 * at.g, columns, stride);
+                                                                  16 * at.g, columns, stride, valid);
   }
 }
 

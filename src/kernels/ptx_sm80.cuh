@@ -73,11 +73,14 @@ inline unsigned short load_shared16(u32 at) {
 }
 
 // ---- global memory
-// 16 bytes that are read once.
-inline void load_stream(const char* at, u32 (&x)[4]) {
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "l"(at));
+// 16 bytes that are read once, where `valid` is true. By a predicate and into registers that keep their values, since loads behind
+// a branch are copied out of other registers, which waits for them.
+inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
+  asm volatile(
+      "{\n .reg .pred valid;\n setp.ne.u32 valid, %5, 0;\n"
+      " @valid ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+      : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+      : "l"(at), "r"(static_cast<u32>(valid)));
 }
 // The number before; after `most` comes 0. Releases what was written before and acquires what others released.
 inline u32 count_up(u32* at, u32 most) {

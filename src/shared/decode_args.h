@@ -9,9 +9,12 @@ struct RowSum {
   float maximum, sum;
 };
 
+constexpr int kLineSequenceBytes = 64;  // of shared memory, that a thread block keeps for each thread
+
 struct DecodeArgs : CallArgs {
   TensorArg q, k, v, o;
-  TensorArg lse;           // (b, h, s); null: not wanted
+  TensorArg lse;  // (b, h, s); null: not wanted
+  i32 kv_heads = 1;
   bool cached = false;     // k and v are a cache or pages; else rows of the call's own
   TensorArg k_new, v_new;  // null: nothing is appended
   IndicesArg cache_seqlens, leftpad, cache_batch_idx, cu_seqlens_k_new, rotary_base;
@@ -25,9 +28,13 @@ struct DecodeArgs : CallArgs {
   i64 table_row = 0, table_stride = 0;  // elements
   i32 page_size = 1, pages = 0;
 
+  // Of calls whose sequences may only differ in cache_seqlens: the most slots that a sequence may have filled before the call.
+  // -1: sequences may differ in other ways.
+  i32 plain_filled = -1;
+  i32 plain_splits = 1;      // of their rows, at most
+  i32 row_tiles = 0;         // tiles of packed rows of a sequence of a dense q
   i32 splits = 0;            // of a row's keys, at most; 0: as many as fill the machine
   i32 fixed_split = 0;       // tiles of keys; not 0: all rows are cut after so many, counted from key 0
-  i32 most_parts = 1;        // partial results that one row leaves, in memory of its own; 1: blocks have it instead
   float* outputs = nullptr;  // scratch: of partial results, [slot][packed row][value column]
   RowSum* sums = nullptr;    // scratch: [slot][packed row]
   u32* tickets = nullptr;    // scratch, 0 between launches: parts of a row that are done
