@@ -2,10 +2,10 @@
 
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
+#include "cuda/scratch.hpp"
 #include "plan/sm80_backward.hpp"
 
 #include <array>
-#include <optional>
 
 namespace narrows::cuda {
 namespace {
@@ -57,11 +57,6 @@ struct Launch {
   const Kernel* kernel = nullptr;
   Grid grid;
 };
-
-std::byte* aligned(std::byte* workspace) {
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
-  return workspace + (kScratchAlignment - address % kScratchAlignment) % kScratchAlignment;
-}
 
 i64 bytes_of(const Plan& plan, Sm80Region region) { return plan.workspace[static_cast<std::size_t>(region)].bytes; }
 
@@ -125,11 +120,9 @@ void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffe
     launches[index].grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),
                             static_cast<unsigned>(backward_shared_bytes(which, own))};
   }
-  std::optional<DeviceMemory> memory;
-  if (!buffers.workspace) memory.emplace(plan.workspace_bytes(), stream);
-  std::byte* const scratch = memory ? static_cast<std::byte*>(memory->data()) : aligned(buffers.workspace);
-  const BackwardArgs args = backward_args(problem, plan, buffers, scratch);
-  clear_sums(plan, scratch, stream);
+  const Scratch scratch(plan, buffers, stream);
+  const BackwardArgs args = backward_args(problem, plan, buffers, scratch.data());
+  clear_sums(plan, scratch.data(), stream);
   for (const Launch& next : launches)
     if (next.kernel) launch(*next.kernel, next.grid, stream, args);
 }

@@ -2,12 +2,12 @@
 
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
+#include "cuda/scratch.hpp"
 #include "plan/sm80_decode.hpp"
 #include "shared/decode_line.h"
 
 #include <algorithm>
 #include <array>
-#include <optional>
 
 namespace narrows::cuda {
 namespace {
@@ -43,11 +43,6 @@ bool is_cached(const Problem& problem) {
 
 i64 bytes_of(const Plan& plan, Sm80DecodeRegion region) {
   return plan.workspace[static_cast<std::size_t>(region)].bytes;
-}
-
-std::byte* aligned(std::byte* workspace) {
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
-  return workspace + (kScratchAlignment - address % kScratchAlignment) % kScratchAlignment;
 }
 
 void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers) {
@@ -153,10 +148,8 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
         return kernel(problem.device.index, key, stream, make_program);
       });
   if (!kernels.append && !kernels.decode) return;
-  std::optional<DeviceMemory> memory;
-  if (!buffers.workspace) memory.emplace(plan.workspace_bytes(), stream);
-  std::byte* const scratch = memory ? static_cast<std::byte*>(memory->data()) : aligned(buffers.workspace);
-  const DecodeArgs args = decode_args(problem, plan, buffers, scratch);
+  const Scratch scratch(plan, buffers, stream);
+  const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
   if (args.tickets) fill(args.tickets, 0, bytes_of(plan, Sm80DecodeRegion::tickets), stream);

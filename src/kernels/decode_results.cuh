@@ -11,12 +11,6 @@ namespace narrows {
 constexpr int kColumnGroups = kColumns / 4;
 constexpr int kLaneGroups = ceil_div(kColumnGroups, kWarp);  // of a row, that a lane has if a warp shares it
 
-inline float warp_max(float x) {
-#pragma unroll
-  for (int mask = kWarp / 2; mask != 0; mask /= 2) x = fmaxf(x, lane_xor(x, mask));
-  return x;
-}
-
 // Of what was accumulated relative to one maximum, to take it to another's reference.
 inline float factor_between(const Units<float>& units, float from, float to) {
   return exp2_approx(

@@ -14,7 +14,6 @@ namespace narrows {
 constexpr int kTileKeys = kBlockKeys;
 constexpr int kRows = kBlockQueries / 8;  // of packed rows, that a lane holds a quarter of the scores of
 constexpr int kKeyTiles = kTileKeys / 8;
-constexpr float kHidden = -kInfinity<float>;  // score of a key that a row does not see
 
 constexpr int kHeadBytes = kHeadDim * kElementBytes, kValueBytes = kValueDim * kElementBytes;  // of a row
 constexpr int kKeySteps = ceil_div(kHeadBytes, 64), kValueSteps = ceil_div(kValueBytes, 128);

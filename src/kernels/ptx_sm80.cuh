@@ -165,6 +165,17 @@ inline float quad_sum(float x) {
   x += lane_xor(x, 1);
   return x + lane_xor(x, 2);
 }
+// Of all lanes, the same in each.
+inline float warp_max(float x) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x = fmaxf(x, lane_xor(x, mask));
+  return x;
+}
+inline float warp_sum(float x) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x += lane_xor(x, mask);
+  return x;
+}
 inline u32 pack_bf16(float low, float high) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

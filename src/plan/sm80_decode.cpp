@@ -21,7 +21,7 @@ enum class Use : unsigned char {
 
 /// By the wider of the two head dims; the first row that is for the call is taken. Thread blocks of more warps end a row sooner,
 /// more thread blocks keep memory busier while one of them ends a row.
-struct Tiles {
+struct DecodeTiles {
   i32 element_bytes;
   i32 most_width;
   i32 packed_rows;
@@ -29,15 +29,15 @@ struct Tiles {
   i32 warps, resident_blocks;
   bool wide;
 };
-constexpr std::array kTiles{
-    Tiles{2, 64, 8, Use::any, 4, 4, false},  Tiles{2, 64, 16, Use::any, 4, 3, false},
-    Tiles{2, 128, 8, Use::few, 8, 1, false}, Tiles{2, 128, 8, Use::many, 4, 2, false},
-    Tiles{2, 128, 8, Use::any, 4, 3, false}, Tiles{2, 128, 16, Use::any, 4, 2, true},
-    Tiles{2, 256, 8, Use::any, 4, 2, true},  Tiles{2, 576, 8, Use::any, 4, 1, true},
-    Tiles{4, 128, 8, Use::any, 4, 2, true},  Tiles{4, 576, 8, Use::any, 4, 1, true},
+constexpr std::array kDecodeTiles{
+    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},  DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
+    DecodeTiles{2, 128, 8, Use::few, 8, 1, false}, DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
+    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::any, 4, 2, true},
+    DecodeTiles{2, 256, 8, Use::any, 4, 2, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},  DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
 };
 
-constexpr i64 kMostWidth = 576;
+constexpr i64 kMostDecodeWidth = kWidths.back();
 constexpr i64 kInvariantTiles = 32;  // of a split
 
 i64 item_of(const DecodeConstants& constants) { return constants.element == Element::fp32 ? 4 : 2; }
@@ -55,7 +55,7 @@ i64 key_tiles(const Problem& problem) { return std::max<i64>(ceil_div(problem.ma
 
 std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
-  if (std::string reason = width_refusal(problem, kMostWidth); !reason.empty()) return reason;
+  if (std::string reason = width_refusal(problem, kMostDecodeWidth); !reason.empty()) return reason;
   if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
   if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
@@ -67,7 +67,8 @@ std::string decode_refusal(const Problem& problem, const Machine& machine) {
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
 
-bool is_for(const Tiles& tiles, const Problem& problem, const Machine& machine, const DecodeConstants& constants) {
+bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& machine,
+            const DecodeConstants& constants) {
   const bool by_element = constants.copy_bytes == 0;
   if (tiles.use == Use::any || (tiles.use == Use::many && (by_element || has_rules(constants)))) return true;
   if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
@@ -79,13 +80,13 @@ bool is_for(const Tiles& tiles, const Problem& problem, const Machine& machine, 
 
 /// Query rows times heads that share a kv head, of the longest sequence.
 i32 packed_rows_of(const Problem& problem, i64 item, i32 width) {
-  const bool has_sixteen = std::any_of(kTiles.begin(), kTiles.end(), [&](const Tiles& tiles) {
+  const bool has_sixteen = std::any_of(kDecodeTiles.begin(), kDecodeTiles.end(), [&](const DecodeTiles& tiles) {
     return tiles.element_bytes == item && tiles.most_width >= width && tiles.packed_rows == 16;
   });
   return has_sixteen && rows_of_head(problem) > 8 ? 16 : 8;
 }
 
-DecodeConstants with_tiles(DecodeConstants constants, const Tiles& tiles) {
+DecodeConstants with_tiles(DecodeConstants constants, const DecodeTiles& tiles) {
   constants.query_block = tiles.packed_rows;
   constants.warps = tiles.warps;
   constants.resident_blocks = tiles.resident_blocks;
@@ -102,7 +103,7 @@ DecodeConstants tiled(const Problem& problem, const Machine& machine, int copy_b
   const i64 item = static_cast<i64>(item_size(problem.dtype));
   const i32 width = std::max(constants.head_width, constants.value_width);
   const i32 packed_rows = packed_rows_of(problem, item, width);
-  const Tiles& tiles = *std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& row) {
+  const DecodeTiles& tiles = *std::find_if(kDecodeTiles.begin(), kDecodeTiles.end(), [&](const DecodeTiles& row) {
     return row.element_bytes == item && row.most_width >= width && row.packed_rows == packed_rows &&
            is_for(row, problem, machine, constants);
   });
@@ -222,7 +223,7 @@ std::vector<Program> planned_decode_programs(const Machine&) {
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
     programs.push_back(append_program(static_cast<Element>(dtype)));
-    for (const Tiles& tiles : kTiles) {
+    for (const DecodeTiles& tiles : kDecodeTiles) {
       const bool common = tiles.most_width == kEachWayAt && tiles.use != Use::few;
       if (tiles.element_bytes != static_cast<i64>(item_size(dtype)) || (dtype == DType::fp16 && !common)) continue;
       DecodeConstants plain;
