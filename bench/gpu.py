@@ -183,11 +183,16 @@ def describe(result):
     )
 
 
+def judged_by(op):
+    return ("cudnn", "fa2") if op == "decode" else ("fa2",)
+
+
 def summary(results, op):
     """A line on the plain rows of an operation, one on its deterministic rows, one on errors; of what there is."""
     own, lines = [each for each in results if each["op"] == op], []
+    judge = "the fastest peer" if op == "decode" else "fa2"
     for what, ratios in (
-        ("plain bf16 beside fa2", [r["ratio"] for r in own if r["against"] == "fa2" and r["dtype"] == "bf16" and is_plain(r)]),
+        (f"plain bf16 beside {judge}", [r["ratio"] for r in own if r["against"] in judged_by(op) and r["dtype"] == "bf16" and is_plain(r)]),
         ("deterministic beside plain", [r["of_plain"] for r in own if r["case"] == "deterministic"]),
     ):
         if ratios:
