@@ -36,8 +36,8 @@ inline float rotated(const DecodeArgs& args, const char* row, i64 stride, i64 po
   };
   const i32 step = args.rotary_interleaved ? 1 : pairs;
   const float cosine = angle(args.rotary_cos), sine = angle(args.rotary_sin);
-  if (second) return element(x - step) * sine + element(x) * cosine;
-  return element(x) * cosine - element(x + step) * sine;
+  if (second) return __fmaf_rn(element(x - step), sine, __fmul_rn(element(x), cosine));
+  return __fmaf_rn(element(x), cosine, -__fmul_rn(element(x + step), sine));
 }
 
 }  // namespace narrows
