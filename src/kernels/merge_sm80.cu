@@ -16,8 +16,8 @@ inline void merge_row(const MergeArgs& args, i64 b, i64 i, i64 h) {
   const float sink = args.sinks.data ? load_element(args.sinks.data + h * args.sinks.strides[0], args.sinks.element)
                                      : -kInfinity<float>;
   const float largest = fmaxf(warp_max(lse), sink);
-  const Merge<float> merge{largest, warp_sum(relative_weight<ScalarMath>(lse, largest)) +
-                                        relative_weight<ScalarMath>(sink, largest)};
+  const Merge<float> merge{
+      largest, warp_sum(relative_weight<ScalarMath>(lse, largest)) + relative_weight<ScalarMath>(sink, largest)};
   const float weight = part_weight<ScalarMath>(merge, lse);
   const u32 some = __ballot_sync(~0u, lse != -kInfinity<float>);  // an empty part's O may never have been written
   for (i32 first = 0; first < args.value_dim; first += kWarp) {
