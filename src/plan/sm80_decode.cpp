@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 namespace narrows {
 namespace {
@@ -32,8 +33,9 @@ struct DecodeTiles {
 constexpr std::array kDecodeTiles{
     DecodeTiles{2, 64, 8, Use::any, 4, 4, false},  DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
     DecodeTiles{2, 128, 8, Use::few, 8, 1, false}, DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
-    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::any, 4, 2, true},
-    DecodeTiles{2, 256, 8, Use::any, 4, 2, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::few, 8, 1, true},
+    DecodeTiles{2, 128, 16, Use::any, 4, 2, true}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
+    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
     DecodeTiles{4, 128, 8, Use::any, 4, 2, true},  DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
 };
 
@@ -67,8 +69,18 @@ std::string decode_refusal(const Problem& problem, const Machine& machine) {
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
 
+DecodeConstants with_tiles(DecodeConstants constants, const DecodeTiles& tiles) {
+  constants.query_block = tiles.packed_rows;
+  constants.warps = tiles.warps;
+  constants.resident_blocks = tiles.resident_blocks;
+  constants.wide = tiles.wide;
+  return constants;
+}
+
 bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& machine,
             const DecodeConstants& constants) {
+  if (!fits(decode_shared_bytes(with_tiles(constants, tiles)), tiles.resident_blocks, machine.shared_bytes))
+    return false;
   const bool by_element = constants.copy_bytes == 0;
   if (tiles.use == Use::any || (tiles.use == Use::many && (by_element || has_rules(constants)))) return true;
   if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
@@ -78,23 +90,16 @@ bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& mac
   return !by_element && line <= blocks && fills(line * most_splits(line, blocks), blocks);
 }
 
-/// Query rows times heads that share a kv head, of the longest sequence.
-i32 packed_rows_of(const Problem& problem, i64 item, i32 width) {
+/// Query rows times heads that share a kv head, of the longest sequence; element by element that is no matter.
+i32 packed_rows_of(const Problem& problem, i64 item, i32 width, bool by_element) {
   const bool has_sixteen = std::any_of(kDecodeTiles.begin(), kDecodeTiles.end(), [&](const DecodeTiles& tiles) {
     return tiles.element_bytes == item && tiles.most_width >= width && tiles.packed_rows == 16;
   });
-  return has_sixteen && rows_of_head(problem) > 8 ? 16 : 8;
+  return has_sixteen && !by_element && rows_of_head(problem) > 8 ? 16 : 8;
 }
 
-DecodeConstants with_tiles(DecodeConstants constants, const DecodeTiles& tiles) {
-  constants.query_block = tiles.packed_rows;
-  constants.warps = tiles.warps;
-  constants.resident_blocks = tiles.resident_blocks;
-  constants.wide = tiles.wide;
-  return constants;
-}
-
-DecodeConstants tiled(const Problem& problem, const Machine& machine, int copy_bytes) {
+/// None where no row fits.
+std::optional<DecodeConstants> tiled(const Problem& problem, const Machine& machine, int copy_bytes) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = width_of(problem.head_dim);
@@ -102,12 +107,13 @@ DecodeConstants tiled(const Problem& problem, const Machine& machine, int copy_b
   constants.copy_bytes = copy_bytes;
   const i64 item = static_cast<i64>(item_size(problem.dtype));
   const i32 width = std::max(constants.head_width, constants.value_width);
-  const i32 packed_rows = packed_rows_of(problem, item, width);
-  const DecodeTiles& tiles = *std::find_if(kDecodeTiles.begin(), kDecodeTiles.end(), [&](const DecodeTiles& row) {
+  const i32 packed_rows = packed_rows_of(problem, item, width, copy_bytes == 0);
+  const auto tiles = std::find_if(kDecodeTiles.begin(), kDecodeTiles.end(), [&](const DecodeTiles& row) {
     return row.element_bytes == item && row.most_width >= width && row.packed_rows == packed_rows &&
            is_for(row, problem, machine, constants);
   });
-  return with_tiles(constants, tiles);
+  if (tiles == kDecodeTiles.end()) return std::nullopt;
+  return with_tiles(constants, *tiles);
 }
 
 /// 16 bytes at a time, or element by element.
@@ -192,7 +198,9 @@ Program append_program(Element element) {
 
 std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const Work& work, const Machine& machine) {
   if (std::string reason = decode_refusal(problem, machine); !reason.empty()) return reason;
-  const DecodeConstants constants = tiled(problem, machine, decode_copy_bytes(problem));
+  const std::optional<DecodeConstants> found = tiled(problem, machine, decode_copy_bytes(problem));
+  if (!found) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
+  const DecodeConstants& constants = *found;
   Plan plan;
   plan.family = "sm80";
   plan.decodes = true;
@@ -237,6 +245,7 @@ std::vector<Program> planned_decode_programs(const Machine&) {
       DecodeConstants other = plain;
       for (bool DecodeConstants::*rule : kRules) other.*rule = true;
       programs.push_back(decode_program(other));
+      if (tiles.packed_rows > 8) continue;
       other = plain;
       other.copy_bytes = 0;
       programs.push_back(decode_program(other));

@@ -68,7 +68,11 @@ TEST(Sm80DecodePlan, warps_and_thread_blocks_by_rows) {
   EXPECT_EQ(shape({.b = 9}), (Shape{8, 4, 396})) << "72 rows, of which no number of pieces fills 132 blocks";
   EXPECT_EQ(shape({.b = 64}), (Shape{8, 4, 264}));
   EXPECT_EQ(shape({.b = 20}), (Shape{8, 4, 396}));
-  EXPECT_EQ(shape({.b = 16, .sq = 4}), (Shape{16, 4, 264})) << "4 queries of 4 heads";
+  EXPECT_EQ(shape({.b = 16, .sq = 4}), (Shape{16, 8, 132})) << "4 queries of 4 heads";
+  EXPECT_EQ(shape({.b = 64, .sq = 4}), (Shape{16, 4, 264}));
+  EXPECT_EQ(shape({.b = 16, .sq = 4}, {.batch_invariant = true}), (Shape{16, 4, 264}));
+  EXPECT_EQ(shape({.b = 16, .sq = 4, .address = (1 << 20) + 2}), (Shape{8, 4, 264})) << "element by element";
+  EXPECT_EQ(shape({.hk = 1, .d = 576, .dv = 512}), (Shape{8, 8, 132})) << "bytes in flight";
   EXPECT_EQ(shape({.b = 1}, {.batch_invariant = true})[1], 4) << "as many warps as in every other call";
   EXPECT_EQ(shape({.b = 16}, {.batch_invariant = true})[1], 4);
   EXPECT_EQ(shape({.d = 256, .dv = 256})[0], 8);
@@ -131,6 +135,10 @@ TEST(Sm80DecodePlan, every_table_row_fits_every_device) {
           constexpr i64 kStatic = 1536;  // what scripts/compile-kernels allows
           EXPECT_LE(plan.shared_bytes + kStatic, machine.shared_bytes + 1024) << architecture << " " << width;
         }
+  const CacheSizes widest{.dtype = DType::fp32, .d = 576, .dv = 576};
+  const std::variant<Plan, Refusal> answer = consider(widest.call(), cuda::machine_of("sm_86"));
+  ASSERT_TRUE(std::holds_alternative<Refusal>(answer));
+  EXPECT_EQ(std::get<Refusal>(answer), "no tiles fit 101376 bytes of shared memory");
 }
 
 }  // namespace
