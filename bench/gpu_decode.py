@@ -16,6 +16,7 @@ from gpu_rows import cache_lengths, page_of, plain_of
 ROUNDS = 7
 CACHES_BYTES, MOST_CACHES, MOST_CALLS = 4 * 60 * 2**20, 24, 24
 DIFFERENCE_LIMIT, MOST_FRACTION = 0.02, 1.05
+READERS = (1, 2, 4)  # grids of the kernel that reads, of which the fastest counts
 READ = r"""
 extern "C" __global__ void __launch_bounds__(512) read_all(const uint4* from, int count, unsigned* to) {
   unsigned sum = 0;
@@ -57,7 +58,7 @@ class Tensors:
         shares = row["case"].startswith("mla")
         self.v = [k[..., : row["dv"]] if shares else make(row["b"], row["sk"], row["hk"], row["dv"]) for k in self.k]
         self.o = torch.empty(row["b"], row["sq"], row["h"], row["dv"], device="cuda", dtype=self.q.dtype)
-        self.table = None
+        self.table = self.read = None
         if page_of(row):  # the pages of all sequences, in no order
             pages = row["b"] * row["sk"] // page_of(row)
             self.table = torch.randperm(pages, device="cuda").to(torch.int32).view(row["b"], -1)
@@ -136,14 +137,15 @@ def peers(row):
             for name, backend in (("cudnn", "CUDNN_ATTENTION"), ("fa2", "FLASH_ATTENTION"))}  # fmt: skip
 
 
-def reads(gpu, row, t, _):
-    """A kernel that only reads, over as many bytes of each cache."""
+def reads(gpu, row, t, _, blocks_each):
+    """A kernel that only reads, over as many bytes of each cache, with so many thread blocks for each multiprocessor."""
     torch = gpu.torch
     kernel, sink = torch.cuda._compile_kernel(READ, "read_all"), torch.empty(1, dtype=torch.int32, device="cuda")
-    blocks = 4 * torch.cuda.get_device_properties(0).multi_processor_count
+    blocks = blocks_each * torch.cuda.get_device_properties(0).multi_processor_count
     count = bytes_read(row) // 16
-    buffers = [torch.ones(count * 4, dtype=torch.int32, device="cuda") for _ in range(t.caches)]
-    return [functools.partial(kernel, grid=(blocks, 1, 1), block=(512, 1, 1), args=[buffer, count, sink]) for buffer in buffers]
+    if t.read is None:
+        t.read = [torch.ones(count * 4, dtype=torch.int32, device="cuda") for _ in range(t.caches)]
+    return [functools.partial(kernel, grid=(blocks, 1, 1), block=(512, 1, 1), args=[buffer, count, sink]) for buffer in t.read]
 
 
 class Replay:
@@ -171,15 +173,16 @@ class Replay:
 
 
 def replays(gpu, row, t):
-    """{name: its graph}, "ours" and "read" beside the peers that do not refuse the row."""
+    """{name: its graph}, "ours" and grids that read beside the peers that do not refuse the row."""
     stream, kept = gpu.torch.cuda.Stream(), {}
     count = max(t.caches, MOST_CALLS if bytes_read(row) < 2e8 else 0)
-    for name, make in {"ours": ours, **peers(row), "read": reads}.items():
+    grids = {f"read {each}": functools.partial(reads, blocks_each=each) for each in READERS}
+    for name, make in {"ours": ours, **peers(row), **grids}.items():
         try:
             # A graph on a stream of its own: its calls are given the handle, PyTorch's find it as the current one.
             kept[name] = Replay(gpu, stream, make(gpu, row, t, stream.cuda_stream), count)
         except (RuntimeError, TypeError, ValueError) as error:
-            if name in ("ours", "read"):
+            if name == "ours" or name in grids:
                 raise
             print(f"  {name}: {(str(error).splitlines() or [''])[0][:150]}", file=sys.stderr)
     return kept
@@ -210,7 +213,7 @@ def measured(gpu, row, known):
         for name in list(kept)[:: 1 if number % 2 == 0 else -1]:
             rounds.setdefault(name, []).append(kept[name].ms())
     times = {name: sorted(each)[ROUNDS // 2] for name, each in rounds.items()}
-    own, read, result = times.pop("ours"), times.pop("read"), dict(row)
+    own, read, result = times.pop("ours"), min(times.pop(f"read {each}") for each in READERS), dict(row)
     rate = bytes_read(row) / 1e6  # GB/s by ms
     result.update(ms=own, gbps=rate / own, peak=rate / read, fraction=read / own, peers=times)
     against = min(times, key=times.get, default=None)

@@ -27,6 +27,51 @@ class GpuCacheRandom : public OnGpu<testing::TestWithParam<int>> {
   }
 };
 
+/// How far O and LSE may be from exact ones, whatever the rounding: in 16 bits each weight is rounded, and so is O; tanh.approx
+/// errs by 2^-11 of the cap.
+struct Bounds {
+  double o, lse, least;  // o: of sum(P |V|); lse: beside the criterion's; least: where fp16's weights are subnormal
+
+  Bounds(DType dtype, double softcap)
+      : o(dtype == DType::bf16   ? 0x1.05p-7
+          : dtype == DType::fp16 ? 0x1.05p-10
+                                 : 0x1p-18),
+        lse(dtype == DType::fp32 ? 0 : softcap * 0x1.4p-11),
+        least(dtype == DType::fp16 ? 2e-5 : 1e-7) {
+    o += 2 * lse;
+  }
+};
+
+Array absolute(const Tensor& tensor) {
+  const reference::View view(tensor);
+  return Array(tensor.dtype, tensor.shape).fill([&](const Dims& at) { return std::abs(view.element(at)); });
+}
+
+void expect_within_bounds(const Attention& a) {
+  const TurnedFirst turned(a.in(), a.options);
+  const reference::ForwardResult exact = reference::exact_forward(turned.in, turned.options);
+  Inputs in = turned.in;
+  Options options = turned.options;
+  const Array v = absolute(in.v), v_new = options.v_new.given() ? absolute(options.v_new) : Array();
+  in.v = v;
+  options.v_new = v_new;
+  const reference::ForwardResult magnitude = reference::exact_forward(in, options);
+  const Bounds bounds(a.q.dtype(), options.softcap);
+  const std::vector<double> o = a.o.values(), lse = a.lse.values();
+  for (std::size_t i = 0; i < o.size(); ++i) {
+    const double scale = a.q.dtype() == DType::fp32 ? 1 + exact.o.logit[i] : 1;
+    ASSERT_LE(std::abs(o[i] - exact.o.value[i]), bounds.o * scale * magnitude.o.value[i] + bounds.least)
+        << "O element " << i;
+  }
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    if (std::isinf(exact.lse.value[i]))
+      ASSERT_EQ(lse[i], exact.lse.value[i]) << "LSE element " << i;
+    else
+      ASSERT_LE(std::abs(lse[i] - exact.lse.value[i]), 2e-5 * (1 + exact.lse.logit[i] / 8) + bounds.lse)
+          << "LSE element " << i;
+  }
+}
+
 /// What is rotated may differ by rounding, all else must be the same.
 void expect_same_cache(const Array& ours, const Array& exact) {
   const double tolerance = ours.dtype() == DType::bf16 ? 0x1p-7 : ours.dtype() == DType::fp16 ? 0x1p-10 : 1e-5;
@@ -46,7 +91,7 @@ TEST_P(GpuCacheRandom, agrees_with_the_oracle) {
     gpu.run();
     gpu.download();
     EXPECT_EQ(gpu.status().code, 0);
-    EXPECT_TRUE(turned_agrees(a.in(), a.out(), a.options));
+    expect_within_bounds(a);
     expect_same_cache(a.k, k);
     expect_same_cache(a.v, v);
     EXPECT_TRUE(a.o.gaps_intact());
@@ -74,7 +119,7 @@ TEST_P(GpuCacheRandom, counting_shows_exactly_the_visible_keys) {
     }
   });
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, GpuCacheRandom, testing::Range(0, 8));
+INSTANTIATE_TEST_SUITE_P(Seeds, GpuCacheRandom, testing::Range(0, 4));
 
 /// Sequences of 4 query heads over 2 kv heads, in pages of 16 in no order; slots that nobody fills are NaN.
 struct Paged {
@@ -246,9 +291,9 @@ TEST_F(GpuCache, steps_of_a_replayed_graph_have_the_bits_of_one_call) {
   }
 }
 
-/// Lengths far apart and alike, so that keys are shared out in stretches and in pieces.
-TEST_F(GpuCache, replays_read_other_lengths) {
-  Paged call({320, 320, 320, 320, 320}, 1);
+/// Lengths far apart and alike, so that keys are shared out in stretches and in pieces: bit for bit as a call of its own.
+void expect_replays(DType dtype) {
+  Paged call({320, 320, 320, 320, 320}, 1, dtype);
   const TestStream stream;
   DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
   gpu.options.stream = stream.handle();
@@ -261,8 +306,16 @@ TEST_F(GpuCache, replays_read_other_lengths) {
     graph.replay(stream);
     gpu.download();
     EXPECT_EQ(gpu.status().code, 0);
-    EXPECT_TRUE(forward_agrees(call.a.in(), call.a.out(), call.a.options));
+    expect_within_bounds(call.a);
+    const Array o = call.a.o, lse = call.a.lse;
+    gpu.run();
+    gpu.download();
+    EXPECT_TRUE(call.a.o.same_bits(o) && call.a.lse.same_bits(lse));
   }
+}
+
+TEST_F(GpuCache, replays_read_other_lengths) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) expect_replays(dtype);
 }
 
 TEST_F(GpuCache, batch_invariant_bits_do_not_depend_on_splits_batch_or_pages) {
