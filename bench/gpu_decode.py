@@ -137,10 +137,15 @@ def peers(row):
             for name, backend in (("cudnn", "CUDNN_ATTENTION"), ("fa2", "FLASH_ATTENTION"))}  # fmt: skip
 
 
+@functools.cache
+def reader(torch):
+    return torch.cuda._compile_kernel(READ, "read_all")
+
+
 def reads(gpu, row, t, _, blocks_each):
     """A kernel that only reads, over as many bytes of each cache, with so many thread blocks for each multiprocessor."""
     torch = gpu.torch
-    kernel, sink = torch.cuda._compile_kernel(READ, "read_all"), torch.empty(1, dtype=torch.int32, device="cuda")
+    kernel, sink = reader(torch), torch.empty(1, dtype=torch.int32, device="cuda")
     blocks = blocks_each * torch.cuda.get_device_properties(0).multi_processor_count
     count = bytes_read(row) // 16
     if t.read is None:
