@@ -152,7 +152,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
-  if (args.tickets) fill(args.tickets, 0, bytes_of(plan, Sm80DecodeRegion::tickets), stream);
+  if (args.tickets) clear(args.tickets, bytes_of(plan, Sm80DecodeRegion::tickets), stream);
   const Grid grid{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};
   launch(*kernels.decode, grid, stream, args);
