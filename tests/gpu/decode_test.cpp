@@ -264,7 +264,9 @@ void expect_steps_as_one_call(bool invariant) {
   Paged whole({kBefore + kSteps, kBefore + kSteps}, kSteps, DType::bf16, kPages);
   Paged grown({kBefore, kBefore}, 1, DType::bf16, kPages);
   whole.a.options.batch_invariant = grown.a.options.batch_invariant = invariant;
-  if (invariant) ASSERT_EQ(whole.run().code, 0);
+  if (invariant) {
+    ASSERT_EQ(whole.run().code, 0);
+  }
   Array k_new = grown.fresh(kBefore, 1, true), v_new = grown.fresh(kBefore, 1, false);
   grown.a.options.k_new = k_new;
   grown.a.options.v_new = v_new;
