@@ -108,8 +108,8 @@ inline float quad_sum(float x) {
   x += lane_xor(x, 1);
   return x + lane_xor(x, 2);
 }
-// Rounded to nearest, ties to even.
-inline u32 bf16_bits(float x) { return (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
+// Rounded to nearest, ties to even; every NaN becomes one.
+inline u32 bf16_bits(float x) { return x != x ? 0x7fffu : (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
 inline u32 pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline u32 fp16_bits(float x) {
   unsigned short bits = 0;
