@@ -189,6 +189,37 @@ struct WholeCall {
   }
 };
 
+/// A varlen call with one number of its lengths changed: what a sequence that breaks a rule gets, and what is said of it.
+inline void expect_breach(std::vector<i32> WholeCall::*lengths, std::size_t index, i32 value, std::size_t sequence,
+                          const CallStatus& status) {
+  WholeCall call(true, {{0, 20, 20, 0, 90}, {20, 33, 40, 93, 11}, {60, 70, 70, 107, 60}});
+  i32 found[4] = {};
+  call.args.status = found;
+  (call.*lengths)[index] = value;
+  const bool bounds = lengths == &WholeCall::query_starts;  // then no row can be told whose it is
+  call.run(2, true);
+  EXPECT_EQ(found[0], status.code);
+  EXPECT_EQ(found[1], status.sequence);
+  EXPECT_EQ(found[2], status.value);
+  EXPECT_EQ(found[3], status.limit);
+  for (std::size_t s = 0; s < call.sequences.size(); ++s) {
+    const WholeCall::Lengths& at = call.sequences[s];
+    for (i32 i = 0; i < at.rows; ++i)
+      for (i32 h = 0; h < call.heads; ++h) {
+        if (!bounds && s != sequence) {
+          ASSERT_NO_FATAL_FAILURE(call.expect_row(s, i, h));
+          continue;
+        }
+        const i32 row = at.first_query + i;
+        ASSERT_TRUE(std::isnan(call.lse[static_cast<std::size_t>(h * call.query_rows + row)])) << s << " " << i;
+        for (i32 x = 0; x < call.dv; ++x)
+          ASSERT_TRUE(
+              std::isnan(WholeCall::value(call.o[static_cast<std::size_t>((row * call.heads + h) * call.dv + x)])))
+              << s << " " << i;
+      }
+  }
+}
+
 inline void expect_whole_call(bool varlen, const Mask& mask, u32 blocks, bool counted) {
   // first query, used ones, rows, first key, keys; a sequence without keys, one without queries, one of two blocks of queries.
   const std::vector<WholeCall::Lengths> packed{

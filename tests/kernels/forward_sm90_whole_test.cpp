@@ -61,5 +61,12 @@ TEST(KernelForwardSm90, rows_that_see_every_key) {
   }
 }
 
+TEST(KernelForwardSm90, lengths_that_break_a_rule) {
+  expect_breach(&WholeCall::used_keys, 1, 15, 1, {8, 1, 15, 14});
+  expect_breach(&WholeCall::used_queries, 1, -1, 1, {7, 1, -1, 40});
+  expect_breach(&WholeCall::query_starts, 2, 10, 1, {2, 1, 10, 20});
+  expect_breach(&WholeCall::key_starts, 3, 1 << 20, 2, {6, 2, 1 << 20, 175});
+}
+
 }  // namespace narrows
 }  // namespace whole_of_sm90

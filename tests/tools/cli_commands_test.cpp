@@ -88,7 +88,7 @@ TEST(CliInfo, names_instruction_sets_families_and_variables) {
     EXPECT_TRUE(set["name"] != "portable" || set["available"] == true);
   }
   EXPECT_EQ(chosen, 1);
-  for (const auto& [index, name] : {std::pair{0, "sm90"}, std::pair{1, "sm80"}}) {
+  for (const auto& [index, name] : {std::pair{std::size_t{0}, "sm90"}, std::pair{std::size_t{1}, "sm80"}}) {
     EXPECT_EQ(info["families"][index]["name"], name);
     EXPECT_EQ(info["families"][index]["available"], cuda::presence().devices > 0);
     EXPECT_EQ(info["families"][index]["detail"], cuda::presence().detail);

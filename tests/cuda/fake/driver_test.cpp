@@ -233,12 +233,11 @@ TEST_F(FakeDriver, TheCopyEngineIsToldOfATensor) {
 
 /// Its tiles, grid and counter; what the copy engine was told last is O.
 TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
-  std::vector<std::byte> memory(1 << 21);
-  const auto tensor = [&](DType dtype, const Dims& shape) {
-    return Tensor{memory.data(), dtype, shape, {}, {DeviceKind::cuda, 1}};
+  const auto tensor = [](int number, DType dtype, const Dims& shape) {  // addresses of nothing
+    return Tensor{reinterpret_cast<void*>(std::uintptr_t{1} << (24 + number)), dtype, shape, {}, {DeviceKind::cuda, 1}};
   };
-  const Tensor q = tensor(DType::bf16, {4, 300, 24, 24}), k = tensor(DType::bf16, {4, 300, 8, 24});
-  const Outputs out{q, tensor(DType::fp32, {4, 24, 300})};
+  const Tensor q = tensor(1, DType::bf16, {4, 300, 24, 24}), k = tensor(2, DType::bf16, {4, 300, 8, 24});
+  const Outputs out{tensor(3, DType::bf16, {4, 300, 24, 24}), tensor(4, DType::fp32, {4, 24, 300})};
   Options options;
   options.causal = Causal::bottom_right;
   options.stream = kStream;
