@@ -2,7 +2,7 @@
 """gpu.py --library libnarrows.so [--output ROWS]: calls on a GPU beside PyTorch's, in one process, a row a line.
 
 Everyone who computes a row is timed in turn, five times (backward three), in alternating order. Cold (ms): 40 ms idle, 2 ms of
-warming up, 6 ms timed; the median. Hot (hot_ms): 0.1 s of the same, then 0.12 s timed. Rows have the format that `narrows bench --json`
+warming up, 6 ms timed; the median. Hot (hot_ms): 0.03 s of the same, then 0.05 s timed. Rows have the format that `narrows bench --json`
 prints, and besides: hot_ms, hot_peers; of_plain, the rate by that of the plain row; of short dense rows the relative Frobenius
 errors against fp64, error and peer_errors, backward errors and peer_errors of each gradient; error_ratio, the largest of ours by
 the better of FA2 and cuDNN. Decode rows are graphs, and have gbps (gpu_decode.py). The exit code is 1 where a rate is impossible, where error_ratio is above 1.01, where results

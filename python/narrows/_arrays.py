@@ -8,14 +8,9 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 
 from ._core import Operand, empty
-from ._gpu import Gpu, exporting
+from ._gpu import DTYPES, Gpu, exporting
 
-_TORCH_DTYPES = {
-    **{f"torch.{name}": name for name in ("int32", "int64", "uint8")},
-    **{"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float64": "fp64"},
-    "torch.bool": "boolean",
-}
-_NUMPY_DTYPES = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_TORCH_DTYPES = {f"torch.{theirs}": ours for ours, theirs in DTYPES.items()}
 
 
 def operand(name: str, value: object, *, writable: bool = False, gpu: Optional[Gpu] = None) -> Operand:
@@ -87,7 +82,7 @@ class Result:
     def __init__(self, name: str, shape: Sequence[int], dtype: str, like: object, gpu: Optional[Gpu] = None) -> None:
         self._adopt: Optional[Callable[[Any], Any]] = None
         if isinstance(like, np.ndarray):
-            self._array: Any = np.empty(shape, like.dtype if dtype == "bf16" else _NUMPY_DTYPES[dtype])
+            self._array: Any = np.empty(shape, like.dtype if dtype == "bf16" else DTYPES[dtype])
         elif gpu:
             self._array = gpu.empty(shape, dtype)
             if self._array is None:
@@ -120,7 +115,7 @@ def _from_dlpack_of(like: object) -> Optional[Callable[[Any], Any]]:
 
 def _numpy_dtype(name: str, dtype: str) -> Any:
     if dtype != "bf16":
-        return _NUMPY_DTYPES[dtype]
+        return DTYPES[dtype]
     try:
         import ml_dtypes
     except ImportError:
