@@ -2,7 +2,7 @@
 """gpu.py --library libnarrows.so [--output ROWS]: calls on a GPU beside PyTorch's, in one process, a row a line.
 
 Everyone who computes a row is timed in turn, five times (backward three), in alternating order. Cold (ms): 40 ms idle, 2 ms of
-warming up, 6 ms timed; the median. Hot (hot_ms): 0.1 s of the same, then 0.12 s timed. Rows have the format that `narrows bench --json`
+warming up, 6 ms timed; the median. Hot (hot_ms): 0.03 s of the same, then 0.05 s timed. Rows have the format that `narrows bench --json`
 prints, and besides: hot_ms, hot_peers; of_plain, the rate by that of the plain row; of short dense rows the relative Frobenius
 errors against fp64, error and peer_errors, backward errors and peer_errors of each gradient; error_ratio, the largest of ours by
 the better of FA2 and cuDNN. Decode rows are graphs, and have gbps (gpu_decode.py). The exit code is 1 where a rate is impossible, where error_ratio is above 1.01, where results
@@ -144,6 +144,13 @@ def usable(candidates):
     return kept
 
 
+def judge(family, peers):
+    """The peer that a row is compared with: FlashAttention-2, which has Ampere's instructions; on Hopper's own the fastest."""
+    if family == "sm90":
+        return min((name for name in ("cudnn", "fa2") if name in peers), key=peers.get, default=None)
+    return next((name for name in ("fa2", "torch") if name in peers), None)
+
+
 def measured(gpu, row, known):
     """The row with its figures, and what is wrong with it, or "". known: the rates of the rows so far."""
     plain = None
@@ -161,7 +168,7 @@ def measured(gpu, row, known):
     result["fraction"] = result["tflops"] / result["peak"]
     result["peers"] = {name: each[0] for name, each in times.items()}
     result["hot_peers"] = {name: each[1] for name, each in times.items()}
-    against = next((name for name in ("fa2", "torch") if name in times), None)
+    against = judge(row["family"], result["peers"])
     result.update(against=against, ratio=times[against][0] / own if against else None)
     if plain:
         result["of_plain"] = result["tflops"] / plain
@@ -192,7 +199,10 @@ def summary(results, op):
     own, lines = [each for each in results if each["op"] == op], []
     judge = "the fastest peer" if op == "decode" else "fa2"
     for what, ratios in (
-        (f"plain bf16 beside {judge}", [r["ratio"] for r in own if r["against"] in judged_by(op) and r["dtype"] == "bf16" and is_plain(r)]),
+        (f"plain bf16 beside {judge}", [r["ratio"] for r in own if r["against"] in judged_by(op) and r["dtype"] == "bf16" and is_plain(r)
+                                        and r["family"] == "sm80"]),
+        ("plain bf16 of sm90 beside the better of cudnn and fa2", [r["ratio"] for r in own if r["family"] == "sm90"
+                                   and r["ratio"] and r["dtype"] == "bf16" and is_plain(r)]),
         ("deterministic beside plain", [r["of_plain"] for r in own if r["case"] == "deterministic"]),
     ):
         if ratios:
@@ -246,6 +256,8 @@ def main(arguments=None):
     if not options.library:
         parser.error("--library: must name libnarrows.so")
     gpu = gpu_forward.Gpu(options.library)
+    if gpu.torch.cuda.get_device_capability() != (9, 0):
+        rows = [row for row in rows if row["family"] != "sm90"]
     print(f"peak {gpu.peak:.0f} TFLOP/s; matmul {matmul_rate(gpu)[0]:.0f} cold", file=sys.stderr)
     results, wrong_rows = measure_rows(gpu, rows, options.output)
     for line in (line for op in OPERATIONS for line in summary(results, op)):

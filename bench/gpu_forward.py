@@ -76,7 +76,7 @@ class Tensors:
 
 
 def options_of(gpu, row, t):
-    options = {"causal": int(row["causal"]), "family": b"sm80", "stream": gpu.stream}
+    options = {"causal": int(row["causal"]), "family": row["family"].encode(), "stream": gpu.stream}
     case = row["case"]
     if case == "bias":
         options["bias"] = gpu.view(t.bias)

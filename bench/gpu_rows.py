@@ -4,21 +4,21 @@ TOKENS, WIDTH = 16384, 2048  # of a plain row: batch * sequence, heads * head di
 OPERATIONS = ("forward", "backward", "decode")
 
 
-def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=None, hk=None, b=None):
+def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=None, hk=None, b=None, family="sm80"):
     h = h or WIDTH // d
     return {
-        "op": op, "backend": "cuda", "family": "sm80", "dtype": dtype, "b": b or TOKENS // sq, "h": h, "hk": hk or h,
+        "op": op, "backend": "cuda", "family": family, "dtype": dtype, "b": b or TOKENS // sq, "h": h, "hk": hk or h,
         "sq": sq, "sk": sq, "d": d, "dv": d, "causal": causal, "case": case, "threads": 1,
     }  # fmt: skip
 
 
-def grid(op):
+def grid(op, family="sm80"):
     for d in (64, 128, 256):
         for sq in (512, 1024, 2048, 4096, 8192, 16384):
             for causal in (False, True):
-                yield row(op, d=d, sq=sq, causal=causal)
+                yield row(op, d=d, sq=sq, causal=causal, family=family)
     for causal in (False, True):
-        yield row(op, causal=causal, case="gqa4", h=32, hk=8)
+        yield row(op, causal=causal, case="gqa4", h=32, hk=8, family=family)
 
 
 def special(op):
@@ -40,6 +40,16 @@ def special(op):
             for sq in (2048, 8192):
                 for causal in (False, True):
                     yield row(op, d=d, sq=sq, causal=causal, case="deterministic")
+
+
+def hopper():
+    """Of the family that is for Hopper alone, forward."""
+    yield from grid("forward", "sm90")
+    for case in ("softcap", "alibi"):
+        yield row(case=case, family="sm90")
+    yield row(case="window1024", causal=True, family="sm90")
+    yield row(dtype="fp16", family="sm90")
+    yield row(case="varlen", causal=True, h=16, b=32, sq=16384, family="sm90")
 
 
 def decode_row(b, sk, case="", **changes):
@@ -68,6 +78,7 @@ def all_rows():
     for op in ("forward", "backward"):
         yield from grid(op)
         yield from special(op)
+    yield from hopper()
     yield from decode_rows()
 
 
@@ -77,12 +88,12 @@ def is_plain(row):
 
 def plain_of(special_row):
     """The plain row whose rate a special one is compared with: a deterministic one's of its own shape."""
-    op, causal = special_row["op"], special_row["causal"]
+    op, causal, family = special_row["op"], special_row["causal"], special_row["family"]
     if op == "decode":
         return decode_row(special_row["b"], special_row["sk"])
     if special_row["case"] == "deterministic":
         return row(op, d=special_row["d"], sq=special_row["sq"], causal=causal)
-    return row(op, causal=causal)
+    return row(op, causal=causal, family=family)
 
 
 def zipf_lengths(row):

@@ -26,7 +26,7 @@ endforeach()
 file(GLOB narrows_device_text_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/kernels/*_test.cpp")
 set_source_files_properties(${narrows_device_text_tests} PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/kernels/device"
-  COMPILE_OPTIONS "-Wno-unknown-pragmas;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
+  COMPILE_OPTIONS "-Wno-unknown-pragmas;-Wno-psabi;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
 
 # Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
 if(CMAKE_CROSSCOMPILING)

@@ -54,6 +54,7 @@ Json as_json(const cuda::Binary& binary) {
           {"spill_store_bytes", usage.spill_store_bytes},
           {"spill_load_bytes", usage.spill_load_bytes},
           {"shared_bytes", usage.shared_bytes},
+          {"serialised", binary.log.find("(C75") != std::string::npos},  // wgmma, which ptxas warns of
           {"image_bytes", binary.image.size()},
           {"seconds", binary.seconds}};
 }

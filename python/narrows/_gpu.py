@@ -10,7 +10,10 @@ from typing import Any, ContextManager, Iterable, Optional, Sequence
 from . import _core
 
 # torch's and CuPy's names.
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "int32": "int32", "uint8": "uint8"}
+DTYPES = {
+    **{"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"},
+    **{"int32": "int32", "int64": "int64", "uint8": "uint8", "boolean": "bool"},
+}
 _CUDA = 2  # of DLPack
 
 
@@ -127,11 +130,11 @@ class Gpu:
             if self._given:
                 own = library.cuda.stream(self._torch_stream(library))
             with own:
-                return make(tuple(shape), *value, dtype=getattr(library, _DTYPES[dtype]), device=f"cuda:{self.index}")
+                return make(tuple(shape), *value, dtype=getattr(library, DTYPES[dtype]), device=f"cuda:{self.index}")
         if self._given:
             own = library.cuda.ExternalStream(self.stream)
         with library.cuda.Device(self.index), own:
-            return make(tuple(shape), *value, dtype=_DTYPES[dtype])
+            return make(tuple(shape), *value, dtype=DTYPES[dtype])
 
     def finish(self) -> None:
         """Waits for the call where nothing else keeps its memory until then."""

@@ -18,6 +18,7 @@ struct Layout {
   bool given = false;
   bool unit_last = false;     // the last stride is 1
   bool expanded = false;      // some axis longer than 1 has stride 0
+  bool near_strides = true;   // every axis longer than 1 has a stride of 0 or more, and of less than 2^40 bytes
   bool heads_adjoin = false;  // of q, k, v: rows of one position's heads follow each other without gaps
   i64 elements = 0;           // that are stored: expanded axes count once
   int alignment = 128;        // bytes: the largest power of two up to 128 that divides the base and every byte stride

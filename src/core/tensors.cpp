@@ -71,6 +71,8 @@ Layout layout_of(const Tensor& tensor) {
   for (std::size_t axis = 0; axis < tensor.shape.rank(); ++axis) {
     const i64 step = stride(tensor, axis);
     if (step != 0) layout.elements *= tensor.shape[axis];
+    const bool is_near = step >= 0 && step < (i64{1} << 40) / static_cast<i64>(item_size(tensor.dtype));
+    layout.near_strides = layout.near_strides && (is_near || tensor.shape[axis] == 1);
     if (step == 0) layout.expanded = layout.expanded || tensor.shape[axis] > 1;
     if (axis != last) bits |= static_cast<std::uintptr_t>(step) * item_size(tensor.dtype);
   }

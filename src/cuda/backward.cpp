@@ -120,7 +120,7 @@ void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffe
     launches[index].grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),
                             static_cast<unsigned>(backward_shared_bytes(which, own))};
   }
-  const Scratch scratch(plan, buffers, stream);
+  const Scratch scratch(plan, buffers);
   const BackwardArgs args = backward_args(problem, plan, buffers, scratch.data());
   clear_sums(plan, scratch.data(), stream);
   for (const Launch& next : launches)

@@ -148,7 +148,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
         return kernel(problem.device.index, key, stream, make_program);
       });
   if (!kernels.append && !kernels.decode) return;
-  const Scratch scratch(plan, buffers, stream);
+  const Scratch scratch(plan, buffers);
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;

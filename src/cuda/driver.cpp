@@ -51,6 +51,7 @@ const char* find_functions(const Library& library, DriverFunctions& f) {
       lacks("cuFuncSetAttribute", f.cuFuncSetAttribute),
       lacks("cuOccupancyMaxActiveBlocksPerMultiprocessor", f.cuOccupancyMaxActiveBlocksPerMultiprocessor),
       lacks("cuLaunchKernel", f.cuLaunchKernel),
+      lacks("cuTensorMapEncodeTiled", f.cuTensorMapEncodeTiled),
       lacks("cuMemAllocAsync", f.cuMemAllocAsync),
       lacks("cuMemFreeAsync", f.cuMemFreeAsync),
       lacks("cuMemsetD32Async", f.cuMemsetD32Async),

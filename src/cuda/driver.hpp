@@ -42,6 +42,9 @@ struct DriverFunctions {
   Status (*cuLaunchKernel)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads_x,
                            unsigned threads_y, unsigned threads_z, unsigned shared_bytes, Stream, void** arguments,
                            void** extra);
+  Status (*cuTensorMapEncodeTiled)(void* map, int type, unsigned rank, void* address, const u64* sizes,
+                                   const u64* strides, const unsigned* box, const unsigned* steps, int interleave,
+                                   int swizzle, int promotion, int fill);
   Status (*cuMemAllocAsync)(DevicePointer*, std::size_t bytes, Stream);
   Status (*cuMemFreeAsync)(DevicePointer, Stream);
   Status (*cuMemsetD32Async)(DevicePointer, unsigned value, std::size_t words, Stream);

@@ -1,6 +1,7 @@
 #include "cuda/forward.hpp"
 
 #include "cuda/call_args.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/kernel.hpp"
 #include "plan/sm80.hpp"
 #include "shared/tile_order.h"
@@ -42,6 +43,7 @@ ForwardArgs forward_args(const Problem& problem, const Plan& plan, const Buffers
 }
 
 void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  if (plan.family == "sm90") return run_forward_sm90(problem, plan, buffers);
   const ForwardArgs args = forward_args(problem, plan, buffers);
   const i64 pairs = i64{problem.query_form == QueryForm::varlen ? 1 : args.batch} * args.heads;
   const i64 blocks = problem.query_rows == 0 ? 0 : args.blocks * pairs * plan.value_slices;
@@ -56,6 +58,7 @@ void run_forward(const Problem& problem, const Plan& plan, const Buffers& buffer
 }
 
 void prepare_forward(const Problem& problem, const Plan& plan) {
+  if (plan.family == "sm90") return prepare_forward_sm90(problem);
   const CurrentDevice current(problem.device.index);
   const ForwardConstants constants = forward_constants(problem, plan);
   const ProgramKey key = key_of(constants);

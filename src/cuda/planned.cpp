@@ -5,6 +5,7 @@
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_decode.hpp"
 #include "plan/sm80_merge.hpp"
+#include "plan/sm90.hpp"
 
 #include <algorithm>
 #include <array>
@@ -51,6 +52,7 @@ std::vector<Program> planned_programs(std::string_view architecture) {
   const Machine machine = machine_of(architecture);
   std::vector<Program> programs = planned_forward_programs(machine);
   for (Program& program : planned_backward_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_forward_sm90_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_decode_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_merge_programs()) programs.push_back(std::move(program));
   return programs;

@@ -1,19 +1,19 @@
-// A call's scratch on the current device: the caller's workspace, or memory for the call alone, in the order of its stream.
+// Memory that a call's kernels use besides its tensors.
 #pragma once
 
 #include "core/buffers.hpp"
 #include "cuda/driver.hpp"
 #include "plan/plan.hpp"
 
-#include <cstdint>
 #include <optional>
 
 namespace narrows::cuda {
 
+/// Of plan.workspace_bytes(), aligned: the caller's, or allocated on the call's stream until the scope ends.
 class Scratch {
  public:
-  Scratch(const Plan& plan, const Buffers& buffers, Stream stream) {
-    if (!buffers.workspace) memory_.emplace(plan.workspace_bytes(), stream);
+  Scratch(const Plan& plan, const Buffers& buffers) {
+    if (!buffers.workspace) memory_.emplace(plan.workspace_bytes(), static_cast<Stream>(buffers.stream));
     data_ = memory_ ? static_cast<std::byte*>(memory_->data()) : aligned(buffers.workspace);
   }
   std::byte* data() const { return data_; }

@@ -127,7 +127,7 @@ template <SmemTile tile> inline void copy_raw(u32 to, const GlobalRows& from, u3
                                inside && unit < whole);
   }
   for (int row = static_cast<int>(threadIdx.x); row < tile.rows; row += kThreads) {
-    const char* const row_start = from.first + (first + row) * from.row_stride;
+    const char* const row_start = from.first + (first + static_cast<u32>(row)) * from.row_stride;
     const int shift = static_cast<int>(reinterpret_cast<u64>(row_start) % kUnitBytes),
               unit = (bytes + shift) / kUnitBytes;
     const bool inside = begin <= row && row < end;

@@ -113,15 +113,6 @@ inline void shift_keys(const Call& call, i32 tile) {
   __syncthreads();  // the tiles are whole, and the raw rows free
 }
 
-inline void scale_rows(Outputs& o, const float (&factor)[kRows]) {
-#pragma unroll
-  for (int t = 0; t < kRowTiles; ++t)
-#pragma unroll
-    for (int n = 0; n < kValueTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[t][n][i] *= factor[2 * t + i / 2];
-}
-
 // Whether a maximum of the warp has moved. Asking pays where the accumulators are many.
 inline bool rescales(const float (&factor)[kRows]) {
   bool moved = false;
@@ -170,16 +161,6 @@ inline void attend(const Call& call, Softmax& softmax, Outputs& o) {
   }
 }
 
-inline void store_lse(const Call& call, int r, float lse) {
-  const QueryBlock& block = call.facts.block;
-  const TensorArg& to = call.args.lse;
-  const LanePlace place;
-  if (to.data == nullptr || call.facts.slice != 0 || place.lane % 4 != 0 || place.row(r) >= block.rows) return;
-  const i64 row = block.first_query + block.first_row + place.row(r);
-  *reinterpret_cast<float*>(to.data + block.sequence * to.strides[0] + block.head * to.strides[1] +
-                            row * to.strides[2]) = lse;
-}
-
 // The output tile: rows as they are in the tensor. fp32 accumulators of a quad are 32 bytes of it, 16-bit ones half of that.
 inline void stage_output(const Call& call, int r, const Outputs& o, float factor) {
   const LanePlace place;
@@ -197,14 +178,10 @@ inline void store_results(const Call& call, const Softmax& softmax, const Output
   const ForwardArgs& args = call.args;
   const QueryBlock& block = call.facts.block;
   const LanePlace place;
-  const float nan = as_float(0x7fffffffu);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    RowResult result = row_result(args.units, softmax.maximum[r], quad_sum(softmax.sum[r]), args.sinks, block.head);
-    if (block.first_row + place.row(r) >= block.queries) result = {kHidden, 0.f};  // no query: no sink either
-    if (block.broken) result = {nan, nan};
-    if constexpr (kDropout) result.factor *= keep_factor<float>(args.dropout);
-    store_lse(call, r, result.lse);
+    const RowResult result = row_result(args, block, place.row(r), softmax, r);
+    if (call.facts.slice == 0) store_lse(args.lse, block, place.row(r), result.lse);
     stage_output(call, r, o, result.factor);
   }
   __syncwarp();

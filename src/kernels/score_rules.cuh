@@ -45,19 +45,22 @@ inline void hide_masked(Scores& s, u32 mask) {
     }
 }
 
-// Keys that a row does not see. rows: what look() left.
+// Keys that a lane's row r does not see.
+inline void hide_unseen(Scores& s, int r, const Keys& seen, i32 first_key) {
+  const LanePlace place;
+  const u32 before = static_cast<u32>(first_key - seen.begin), count = static_cast<u32>(seen.end - seen.begin);
+#pragma unroll
+  for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (before + static_cast<u32>(place.column(j, e)) >= count) s[r / 2][j][r % 2 * 2 + e] = kHidden;
+}
+
+// rows: of the block, what each sees.
 inline void hide_unseen(Scores& s, const Keys* rows, i32 first_key) {
   const LanePlace place;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const Keys seen = rows[place.row(r)];
-    const u32 before = static_cast<u32>(first_key - seen.begin), count = static_cast<u32>(seen.end - seen.begin);
-#pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (before + static_cast<u32>(place.column(j, e)) >= count) s[r / 2][j][r % 2 * 2 + e] = kHidden;
-  }
+  for (int r = 0; r < kRows; ++r) hide_unseen(s, r, rows[place.row(r)], first_key);
 }
 
 // Drops weights. A Philox block decides on 8 keys of a row, which a quad holds: each of its lanes draws a quarter of the blocks.

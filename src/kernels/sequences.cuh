@@ -63,11 +63,11 @@ struct Limits {
 };
 
 // Whether starts are given that are no bounds: one answer for the thread block, and a barrier of it.
-inline bool bounds_break(const CallArgs& args, const Bounds& bounds) {
+inline bool bounds_break(const CallArgs& args, const Bounds& bounds, bool reports = false) {
   if (!is_varlen(bounds.starts)) return false;
   bool broken = false;
   for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads)
-    broken |= Limits(args, bounds, s).breach.code != StatusCode::kept;
+    broken |= breaks(args, reports, min_of(s, args.batch - 1), Limits(args, bounds, s).breach);
   return __syncthreads_or(broken) != 0;
 }
 
@@ -161,31 +161,42 @@ struct QueryBlock : SequenceFacts {
   i32 rows;       // of them, that the tensors have; results are written for these
 };
 
-// blocks: of the query rows of a pair; section: pairs worked on together (tile_order.h).
-inline QueryBlock find_query_block(const CallArgs& args, i32 blocks, i32 section, u32 index) {
-  const bool varlen = is_varlen(args.cu_seqlens_q);
-  const u32 pairs = static_cast<u32>(varlen ? args.heads : args.batch * args.heads);
-  const TileNumber tile = tile_number(index, static_cast<u32>(blocks), pairs, static_cast<u32>(section));
-  const i32 head = varlen ? tile.pair : tile.pair % args.heads;
-  Part queries{tile.pair / args.heads, 0, args.query_rows, false};
-  i32 first_row = tile.block * kBlockQueries;
-  if (varlen) {
-    queries = find_sequence(args, query_bounds(args), tile.block, kBlockQueries, head == 0 && tile.block == 0);
-    first_row -= static_cast<i32>(first_block(queries.begin, queries.sequence, kBlockQueries)) * kBlockQueries;
-  }
+// Block `number` of the rows of a pair: of those of sequence `queries`, if its bounds are known to be some.
+inline QueryBlock query_block_of(const CallArgs& args, const Part& queries, i32 head, i32 number, bool reports) {
   QueryBlock block{};
   block.sequence = queries.sequence;
   block.first_query = queries.begin;
   block.broken = queries.broken;
+  i32 first_row = number * kBlockQueries;
+  if (is_varlen(args.cu_seqlens_q))
+    first_row -= static_cast<i32>(first_block(queries.begin, queries.sequence, kBlockQueries)) * kBlockQueries;
   if (queries.sequence < args.batch && !queries.broken) {
-    const bool reports = head == 0 && first_row == 0 && threadIdx.x == 0;
-    const Part keys = part_of(args, key_bounds(args), queries.sequence, reports);
-    static_cast<SequenceFacts&>(block) = facts_of(args, queries, keys, reports);
+    const bool first = reports && head == 0 && first_row == 0;
+    const Part keys = part_of(args, key_bounds(args), queries.sequence, first);
+    static_cast<SequenceFacts&>(block) = facts_of(args, queries, keys, first);
   }
   block.head = head;
   block.first_row = first_row;
   block.rows = clamp_to(queries.count - first_row, 0, kBlockQueries);
   return block;
+}
+
+// A dense call's pairs are (batch, head), a varlen one's are heads.
+inline u32 query_pairs(const CallArgs& args) {
+  return static_cast<u32>(is_varlen(args.cu_seqlens_q) ? args.heads : args.batch * args.heads);
+}
+inline i32 head_of(const CallArgs& args, const TileNumber& tile) {
+  return is_varlen(args.cu_seqlens_q) ? tile.pair : tile.pair % args.heads;
+}
+
+// blocks: of the query rows of a pair; section: pairs worked on together (tile_order.h).
+inline QueryBlock find_query_block(const CallArgs& args, i32 blocks, i32 section, u32 index) {
+  const TileNumber tile = tile_number(index, static_cast<u32>(blocks), query_pairs(args), static_cast<u32>(section));
+  const i32 head = head_of(args, tile);
+  Part queries{tile.pair / args.heads, 0, args.query_rows, false};
+  if (is_varlen(args.cu_seqlens_q))
+    queries = find_sequence(args, query_bounds(args), tile.block, kBlockQueries, head == 0 && tile.block == 0);
+  return query_block_of(args, queries, head, tile.block, threadIdx.x == 0);
 }
 
 }  // namespace narrows

@@ -66,13 +66,14 @@ inline void raise_reference(Softmax& softmax, Scores& s, float (&factor)[kRows],
   for (int r = 0; r < kRows; ++r) softmax.sum[r] *= factor[r];
 }
 
-// Scores become weights.
+// Scores of the columns of tiles [begin, end) become weights.
+template <int begin = 0, int end = kKeyTiles>
 inline void weigh(Softmax& softmax, Scores& s, const float (&subtrahend)[kRows], const Units<float>& units) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     float part[2] = {0.f, 0.f};
 #pragma unroll
-    for (int j = 0; j < kKeyTiles; ++j)
+    for (int j = begin; j < end; ++j)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[r / 2][j][r % 2 * 2 + e];
@@ -81,6 +82,15 @@ inline void weigh(Softmax& softmax, Scores& s, const float (&subtrahend)[kRows],
       }
     softmax.sum[r] += part[0] + part[1];
   }
+}
+
+inline void scale_rows(Outputs& o, const float (&factor)[kRows]) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[t][n][i] *= factor[2 * t + i / 2];
 }
 
 // Of a whole row: its LSE, and what its accumulated weights @ V is multiplied by.
@@ -102,6 +112,24 @@ inline RowResult row_result(const Units<float>& units, float maximum, float sum,
   const float most = fmaxf(exponent, own), share = exp2_approx(own - most), both = share + exp2_approx(exponent - most);
   const float merged = log_sum_exp<ScalarMath>(units, {found.maximum, found.base, found.subtrahend + most}, both);
   return {merged, factor * share / both};
+}
+
+// Of row `row` of a block, whose lanes have the sum in parts.
+inline RowResult row_result(const CallArgs& args, const QueryBlock& block, i32 row, const Softmax& softmax, int r) {
+  const float nan = as_float(0x7fffffffu);
+  RowResult result = row_result(args.units, softmax.maximum[r], quad_sum(softmax.sum[r]), args.sinks, block.head);
+  if (block.first_row + row >= block.queries) result = {kHidden, 0.f};  // no query: no sink either
+  if (block.broken) result = {nan, nan};
+  if constexpr (kDropout) result.factor *= keep_factor<float>(args.dropout);
+  return result;
+}
+
+// By one lane of the row's quad.
+inline void store_lse(const TensorArg& to, const QueryBlock& block, i32 row, float lse) {
+  if (to.data == nullptr || threadIdx.x % 4 != 0 || row >= block.rows) return;
+  const i64 i = block.first_query + block.first_row + row;
+  *reinterpret_cast<float*>(to.data + block.sequence * to.strides[0] + block.head * to.strides[1] + i * to.strides[2]) =
+      lse;
 }
 
 }  // namespace narrows

@@ -8,7 +8,8 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kFamilies{Family{"sm80", DeviceKind::cuda, consider_sm80},
+constexpr std::array kFamilies{Family{"sm90", DeviceKind::cuda, consider_sm90},
+                               Family{"sm80", DeviceKind::cuda, consider_sm80},
                                Family{"cpu", DeviceKind::cpu, consider_cpu}};
 
 std::string joined(std::span<const std::string> parts) {
@@ -65,6 +66,7 @@ std::string Plan::gpu_text() const {
       narrows::text("query block ", query_block, "\nkey block ", key_block, "\nhead dims on chip ", head_width, ", ",
                     value_width, "\nwarps ", warps, "\nthread blocks of a multiprocessor ", resident_blocks,
                     "\nshared memory of a thread block ", shared_bytes, " bytes\n");
+  if (thread_blocks) lines += narrows::text("thread blocks that take tile after tile ", thread_blocks, "\n");
   if (value_slices > 1) lines += narrows::text("slices of V ", value_slices, "\n");
   if (column_warps > 1) lines += narrows::text("warps that share keys ", column_warps, "\n");
   if (stages) lines += narrows::text("stages of Q and dO ", stages, "\n");

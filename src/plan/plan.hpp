@@ -72,6 +72,7 @@ struct Plan {
   int most_splits = 0;                  // decoding: of a row's keys; 0 = as many as fill the machine
   i64 blocks = 0;                       // decoding: thread blocks
   i64 shared_bytes = 0;                 // of a thread block
+  int thread_blocks = 0;                // that take tile after tile; 0: one for each
   i64 section = 1;                      // heads worked on together
   Regions workspace;
   Prediction prediction;
@@ -106,6 +107,7 @@ struct Choice {
 Choice choose(const Problem& problem, const Work& work, const Machine& machine, std::string_view forced = {});
 
 /// Of either operation.
+std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine);
 std::variant<Plan, Refusal> consider_cpu(const Problem& problem, const Work& work, const Machine& machine);
 

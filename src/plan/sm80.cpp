@@ -138,7 +138,7 @@ ForwardConstants forward_constants(const Problem& problem, const Plan& plan) {
 
 Program forward_program(const ForwardConstants& constants) {
   Config config("shared/forward_args.h");
-  config.tiles_and_rules(constants);
+  config.tiles_and_rules(constants, 32 * constants.warps);
   config.number("kValueSlices", constants.value_slices);
   config.flag("kSkipsRescale", constants.skips_rescale);
   return {"forward_sm80.cu", "forward_sm80", config.text(), constants.element == Element::fp32};
@@ -171,13 +171,7 @@ std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& wo
   plan.copy_bytes = constants->copy_bytes;
   plan.skips_rescale = constants->skips_rescale;
   plan.shared_bytes = forward_shared_bytes(*constants);
-  if (limits_keys(problem.rules) && problem.max_keys > 0) {
-    const i64 item = static_cast<i64>(item_size(problem.dtype));
-    const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
-    const i64 pairs = varlen ? problem.heads : problem.batch * problem.heads;
-    plan.section =
-        std::clamp<i64>(saturating_multiply(heads_in_l2(machine, head), problem.group()), 1, std::max<i64>(pairs, 1));
-  }
+  plan.section = heads_together(problem, machine);
   const double rate = machine.flops_per_second * reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
   plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
   return plan;

@@ -258,7 +258,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
 
 Program backward_program(BackwardKernel kernel, const BackwardConstants& constants) {
   Config config("shared/backward_args.h");
-  config.tiles_and_rules(constants);
+  config.tiles_and_rules(constants, 32 * constants.warps);
   config.number("kColumnWarps", constants.column_warps);
   config.number("kStages", constants.stages);
   config.flag("kVectorSums", constants.vector_sums);

@@ -178,7 +178,7 @@ DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
 
 Program decode_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
-  config.tiles_and_rules(constants);
+  config.tiles_and_rules(constants, 32 * constants.warps);
   config.flag("kKeepsQueries", !constants.wide);
   return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32};
 }

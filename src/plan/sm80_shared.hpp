@@ -46,6 +46,15 @@ inline bool limits_keys(const Rules& rules) {
   return mask.left < kUnlimited || mask.right < kUnlimited || mask.chunk != 0 || rules.key_begin || rules.key_end;
 }
 
+/// Forward: heads whose K and V lie in L2 together. Where every row sees all keys, one at a time shares them best.
+inline i64 heads_together(const Problem& problem, const Machine& machine) {
+  if (!limits_keys(problem.rules) || problem.max_keys == 0) return 1;
+  const i64 item = static_cast<i64>(item_size(problem.dtype));
+  const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
+  const i64 pairs = problem.query_form == QueryForm::varlen ? problem.heads : problem.batch * problem.heads;
+  return std::clamp<i64>(saturating_multiply(heads_in_l2(machine, head), problem.group()), 1, std::max<i64>(pairs, 1));
+}
+
 /// Numbers of rows, heads and thread blocks are 32-bit there.
 inline constexpr i64 kMostBlocks = std::numeric_limits<i32>::max() - 1024;
 
@@ -122,7 +131,7 @@ class Config {
     text_ += narrows::text("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
   }
   /// What every program has.
-  template <class Constants> void tiles_and_rules(const Constants& constants) {
+  template <class Constants> void tiles_and_rules(const Constants& constants, int threads) {
     element("kElement", constants.element);
     element("kBiasElement", constants.bias_element);
     number("kHeadDim", constants.head_width);
@@ -130,7 +139,7 @@ class Config {
     number("kBlockQueries", constants.query_block);
     number("kBlockKeys", constants.key_block);
     number("kWarps", constants.warps);
-    number("kThreads", 32 * constants.warps);
+    number("kThreads", threads);
     number("kBlocksOfMultiprocessor", constants.resident_blocks);
     number("kCopyBytes", constants.copy_bytes);
     flag("kNatural", constants.natural);
@@ -140,6 +149,7 @@ class Config {
     flag("kMask", constants.mask);
     flag("kDropout", constants.dropout);
   }
+  void add(std::string_view text) { text_ += text; }
   std::string text() const { return text_ + "}\n"; }
 
  private:

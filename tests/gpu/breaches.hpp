@@ -4,6 +4,7 @@
 #include "tests/gpu/device_call.hpp"
 
 #include <limits>
+#include <string_view>
 #include <vector>
 
 namespace narrows::test {
@@ -16,13 +17,13 @@ struct Varlen {
   Array used_q = int32_array({60, 71, 69}), used_k = int32_array({90, 60, 110}), bias;
   Attention a = Attention::packed({1, 200, 260, 2, 1, 32, 40}, DType::bf16);
 
-  Varlen() {
+  explicit Varlen(std::string_view family = "sm80") {
     a.options.cu_seqlens_q = cu_q;
     a.options.cu_seqlens_k = cu_k;
     a.options.seqused_q = used_q;
     a.options.seqused_k = used_k;
     a.options.causal = Causal::bottom_right;
-    a.options.family = "sm80";
+    a.options.family = family;
   }
   void give_bias(std::int64_t rows, std::int64_t keys) {
     bias = Array(DType::fp32, {rows, keys});

@@ -117,11 +117,12 @@ constexpr DevicePointer kWatched = 4096;  // bytes before a block that are looke
 
 }  // namespace
 
-std::string no_gpu() {
+std::string no_gpu(std::string_view family) {
   const cuda::Driver& driver = cuda::find_driver();
   if (!driver.functions) return driver.absence;
   const cuda::DeviceFacts& facts = cuda::device_facts(0);
-  if (facts.major < 8) return text("cuda:0 has compute capability ", facts.major, ".", facts.minor);
+  const bool other = family == "sm90" && (facts.major != 9 || facts.minor != 0);
+  if (facts.major < 8 || other) return text("cuda:0 has compute capability ", facts.major, ".", facts.minor);
   return "";
 }
 

@@ -6,25 +6,36 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <gtest/gtest.h>
 
 namespace narrows::test {
 
-/// Why nothing runs on cuda:0; empty where it does.
-std::string no_gpu();
+/// Why nothing of a family runs on cuda:0; empty where it does.
+std::string no_gpu(std::string_view family = "sm80");
 
-/// Tests of one family, skipped with the reason where there is no GPU. The record counts them by family.
+/// Tests of one family, skipped with the reason where there is no GPU for it. The record counts them by family.
 template <class Base> class OnGpu : public Base {
  protected:
+  /// Outlives the test: options name it.
+  virtual std::string_view family() const { return "sm80"; }
   void SetUp() override {
-    Base::RecordProperty("family", "sm80");
-    if (const std::string reason = no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+    Base::RecordProperty("family", std::string(family()));
+    if (const std::string reason = no_gpu(family()); !reason.empty()) GTEST_SKIP() << reason;
     current_.emplace(0);
   }
   std::optional<cuda::CurrentDevice> current_;
 };
 using GpuTest = OnGpu<testing::Test>;
+
+/// Tests of what every GPU family does alike.
+class GpuFamilyTest : public OnGpu<testing::TestWithParam<std::string>> {
+ protected:
+  std::string_view family() const override { return GetParam(); }
+};
+inline const auto kGpuFamilies = testing::Values("sm80", "sm90");
+inline std::string family_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
 /// Memory of the current device, filled with 0xFF: NaN in every floating type. It ends within `alignment` bytes before memory
 /// that nothing may touch, and begins behind such: a kernel that reads past either end faults. With NARROWS_TEST_MEMORY=plain

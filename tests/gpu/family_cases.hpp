@@ -20,10 +20,13 @@ struct FamilyCase {
 
 inline void PrintTo(const FamilyCase& row, std::ostream* out) { *out << "row " << row.index << " on " << row.family; }
 
-inline std::vector<FamilyCase> family_cases(Operation operation) {
+/// wanted: the families in question, empty = all.
+inline std::vector<FamilyCase> family_cases(Operation operation, const std::vector<std::string>& wanted = {}) {
   std::vector<FamilyCase> all;
   for (std::size_t index = 0; index < case_count(); ++index)
-    for (const std::string& family : case_families(index, DeviceKind::cuda, operation)) all.push_back({index, family});
+    for (const std::string& family : case_families(index, DeviceKind::cuda, operation))
+      if (wanted.empty() || std::find(wanted.begin(), wanted.end(), family) != wanted.end())
+        all.push_back({index, family});
   return all;
 }
 

@@ -7,23 +7,24 @@ namespace narrows::test {
 namespace {
 
 using GpuGraph = GpuTest;
+using GpuFamilyGraph = GpuFamilyTest;
 
 struct Varlen {
   Array cu_q = int32_array({0, 60, 131, 200}), cu_k = int32_array({0, 90, 150, 260}),
         used_k = int32_array({90, 60, 110});
   Attention a = Attention::packed({1, 200, 260, 2, 1, 64, 64}, DType::bf16);
 
-  Varlen() {
+  explicit Varlen(std::string_view family) {
     a.options.cu_seqlens_q = cu_q;
     a.options.cu_seqlens_k = cu_k;
     a.options.seqused_k = used_k;
     a.options.causal = Causal::bottom_right;
-    a.options.family = "sm80";
+    a.options.family = family;
   }
 };
 
-TEST_F(GpuGraph, a_replay_reads_other_lengths) {
-  Varlen call;
+TEST_P(GpuFamilyGraph, a_replay_reads_other_lengths) {
+  Varlen call(family());
   const TestStream stream;
   DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
   gpu.options.stream = stream.handle();
@@ -78,8 +79,8 @@ TEST_F(GpuGraph, a_capture_that_would_compile_fails_by_name_and_prepare_helps) {
   EXPECT_TRUE(std::isfinite(a.o[{0, 39, 1, 99}]));
 }
 
-TEST_F(GpuGraph, check_cannot_wait_during_a_capture) {
-  Varlen call;
+TEST_P(GpuFamilyGraph, check_cannot_wait_during_a_capture) {
+  Varlen call(family());
   const TestStream stream;
   DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
   gpu.options.stream = stream.handle();
@@ -87,6 +88,8 @@ TEST_F(GpuGraph, check_cannot_wait_during_a_capture) {
   prepare(gpu.in, gpu.options);
   EXPECT_THROW(Graph(stream, [&] { gpu.run(); }), Error);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GpuFamilyGraph, kGpuFamilies, family_name);
 
 }  // namespace
 }  // namespace narrows::test

@@ -25,11 +25,12 @@ void expect_rows(const Varlen& call, const Array& o, const Array& lse, int seque
 }
 
 using GpuLengths = GpuTest;
+using GpuFamilyLengths = GpuFamilyTest;
 
-TEST_F(GpuLengths, a_sequence_that_breaks_a_rule_is_nan_and_the_others_are_whole) {
+TEST_P(GpuFamilyLengths, a_sequence_that_breaks_a_rule_is_nan_and_the_others_are_whole) {
   for (const Breaking& breaking : kBreaking) {
     SCOPED_TRACE(breaking.name);
-    Varlen call;
+    Varlen call(family());
     leave_one_breach(call, breaking);
     DeviceCall legal(call.a.in(), call.a.out(), call.a.options);
     legal.run();
@@ -51,10 +52,10 @@ TEST_F(GpuLengths, a_sequence_that_breaks_a_rule_is_nan_and_the_others_are_whole
   }
 }
 
-TEST_F(GpuLengths, check_waits_and_throws_the_words) {
+TEST_P(GpuFamilyLengths, check_waits_and_throws_the_words) {
   for (const Breaking& breaking : kBreaking) {
     SCOPED_TRACE(breaking.name);
-    Varlen call;
+    Varlen call(family());
     leave_one_breach(call, breaking);
     (call.*breaking.lengths).set({breaking.index}, breaking.value);
     DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
@@ -73,8 +74,8 @@ TEST_F(GpuLengths, check_waits_and_throws_the_words) {
   }
 }
 
-TEST_F(GpuLengths, check_of_a_legal_call_is_silent) {
-  Varlen call;
+TEST_P(GpuFamilyLengths, check_of_a_legal_call_is_silent) {
+  Varlen call(family());
   DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);
   gpu.options.check = true;
   EXPECT_NO_THROW(gpu.run());
@@ -119,6 +120,8 @@ TEST_F(GpuLengths, lengths_on_the_host_are_refused_by_name) {
     EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("cu_seqlens_q"), testing::HasSubstr("cuda:0")));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GpuFamilyLengths, kGpuFamilies, family_name);
 
 }  // namespace
 }  // namespace narrows::test

@@ -5,12 +5,19 @@
 namespace narrows::test {
 namespace {
 
-class GpuCounting : public OnGpu<testing::TestWithParam<CountingLayout>> {
+class GpuCounting : public OnGpu<testing::TestWithParam<std::tuple<CountingLayout, std::string>>> {
  protected:
+  std::string_view family() const override { return std::get<1>(GetParam()); }
+  CountingLayout layout() const { return std::get<0>(GetParam()); }
+  /// Of a family that does not take them all.
+  bool takes(const CountingRule& rule, DType dtype) const {
+    return family() == "sm80" ||
+           (dtype != DType::fp32 && rule.chunk == 0 && !rule.masked && !rule.bias && !rule.key_begin && !rule.key_end);
+  }
   /// The counted rows in the host's arrays.
-  static void run(Counting& c) {
+  void run(Counting& c) const {
     DeviceCall gpu(c.a.in(), c.a.out(), c.a.options);
-    gpu.options.family = "sm80";
+    gpu.options.family = family();
     gpu.run();
     gpu.download();
     EXPECT_TRUE(gpu.surroundings_intact());
@@ -23,8 +30,9 @@ TEST_P(GpuCounting, every_mask_shows_exactly_its_keys) {
   for (const CountingRule& rule : counting_rules())
     for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
       for (const Dims& size : {Dims{150, 333}, Dims{270, 140}, Dims{1, 70}}) {
+        if (!takes(rule, dtype)) continue;
         SCOPED_TRACE(rule.name + " " + std::string(name(dtype)));
-        Counting c(rule, GetParam(), dtype, size[0], size[1]);
+        Counting c(rule, layout(), dtype, size[0], size[1]);
         run(c);
         ASSERT_NO_FATAL_FAILURE(expect_counted(c));
       }
@@ -32,13 +40,16 @@ TEST_P(GpuCounting, every_mask_shows_exactly_its_keys) {
 
 TEST_P(GpuCounting, C08_rows_of_no_sequence_are_zero_and_minus_infinity) {
   for (const DType dtype : {DType::bf16, DType::fp32}) {
-    Counting c(counting_rules()[1], GetParam(), dtype, 140, 40);
+    if (!takes(counting_rules()[1], dtype)) continue;
+    Counting c(counting_rules()[1], layout(), dtype, 140, 40);
     run(c);
     expect_blank_rows(c);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GpuCounting, kCountingLayouts, layout_name);
+INSTANTIATE_TEST_SUITE_P(All, GpuCounting, testing::Combine(kCountingLayouts, kGpuFamilies), [](const auto& info) {
+  return layout_name({std::get<0>(info.param), info.index}) + "_" + std::get<1>(info.param);
+});
 
 }  // namespace
 }  // namespace narrows::test

@@ -13,7 +13,8 @@ namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::fp32, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 32, kValueDim = 32, kBlockQueries = 32, kBlockKeys = 16, kWarps = 1,
                                kThreads = 32 * kWarps;
-[[maybe_unused]] constexpr bool kNatural = true, kSoftcap = false, kAlibi = false, kBias = false, kMask = false;
+[[maybe_unused]] constexpr bool kNatural = true, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
+                                kDropout = false;
 }  // namespace narrows
 
 #include "kernels/score_rules.cuh"

@@ -105,8 +105,9 @@ DeviceKind device_of(const std::string& family) {
   throw std::runtime_error("cases.jsonl: unknown family " + family);
 }
 
-/// fp64 is the CPU's alone.
-bool concerns(const std::string& family, DType dtype, DeviceKind device) {
+/// fp64 is the CPU's alone; family sm90 computes forward in 16 bits.
+bool concerns(const std::string& family, DType dtype, DeviceKind device, bool backward) {
+  if (family == "sm90" && (backward || dtype == DType::fp32)) return false;
   return device_of(family) == device && (device == DeviceKind::cpu || dtype != DType::fp64);
 }
 
@@ -346,16 +347,15 @@ std::vector<std::string> case_families(std::size_t index, DeviceKind device, Ope
   const auto& [json, dtype, judged] = entries().at(index);
   const bool backward = operation == Operation::backward;
   if (backward && json.contains("cache_seqlens")) return {};  // forward only
+  const char* const key = backward && json.contains("backward_families") ? "backward_families" : "families";
   std::vector<std::string> named;
-  for (const std::string family :
-       json.at(backward && json.contains("backward_families") ? "backward_families" : "families"))
-    if (concerns(family, dtype, device)) named.push_back(family);
+  for (const std::string family : json.at(key))
+    if (concerns(family, dtype, device, backward)) named.push_back(family);
   return named;
 }
 
 std::string case_label(std::size_t index) {
-  const auto& [json, dtype, judged] = entries().at(index);
-  return json.at("id").get<std::string>() + " " + std::string(name(dtype));
+  return entries().at(index).json.at("id").get<std::string>() + " " + std::string(name(entries().at(index).dtype));
 }
 
 Case make_case(std::size_t index) {

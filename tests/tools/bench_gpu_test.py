@@ -65,7 +65,8 @@ class Rows(unittest.TestCase):
                 self.assertEqual(gpu.main(["--list", *arguments]), 0)
             return [json.loads(line) for line in said.getvalue().splitlines()]
 
-        forward, backward = listed("--only", '"case": "varlen"')
+        forward, backward, hopper = listed("--only", '"case": "varlen"')
+        self.assertEqual((hopper["op"], hopper["family"]), ("forward", "sm90"))
         self.assertEqual((forward["op"], backward["op"], forward["h"]), ("forward", "backward", 16))
         self.assertEqual({row["op"] for row in listed("--op", "backward")}, {"backward"})
         self.assertEqual(len({json.dumps(row) for row in listed()}), len(listed()))
@@ -75,10 +76,19 @@ class Rows(unittest.TestCase):
             plain = list(gpu_rows.grid(op))
             for row in gpu_rows.special(op):
                 self.assertIn(gpu_rows.plain_of(row), plain)
+        for row in gpu_rows.hopper():
+            self.assertEqual((row["op"], row["family"]), ("forward", "sm90"))
+            self.assertIn(gpu_rows.plain_of(row), list(gpu_rows.grid("forward", "sm90")))
         turns = [row for row in gpu_rows.special("backward") if row["case"] == "deterministic"]
         self.assertEqual(len(turns), 12)
         for row in turns:
             self.assertEqual(gpu_rows.plain_of(row), {**row, "case": ""})
+
+
+    def test_each_family_has_its_judge(self):
+        peers = {"cudnn": 2.0, "fa2": 3.0, "torch": 1.0}
+        self.assertEqual((gpu.judge("sm80", peers), gpu.judge("sm90", peers)), ("fa2", "cudnn"))
+        self.assertEqual((gpu.judge("sm80", {"torch": 1.0}), gpu.judge("sm90", {"torch": 1.0})), ("torch", None))
 
 
 class Errors(unittest.TestCase):

@@ -88,11 +88,13 @@ TEST(CliInfo, names_instruction_sets_families_and_variables) {
     EXPECT_TRUE(set["name"] != "portable" || set["available"] == true);
   }
   EXPECT_EQ(chosen, 1);
-  EXPECT_EQ(info["families"][0]["name"], "sm80");
-  EXPECT_EQ(info["families"][0]["available"], cuda::presence().devices > 0);
-  EXPECT_EQ(info["families"][0]["detail"], cuda::presence().detail);
-  EXPECT_EQ(info["families"][1]["name"], "cpu");
-  EXPECT_EQ(info["families"][1]["available"], true);
+  for (const auto& [index, name] : {std::pair{std::size_t{0}, "sm90"}, std::pair{std::size_t{1}, "sm80"}}) {
+    EXPECT_EQ(info["families"][index]["name"], name);
+    EXPECT_EQ(info["families"][index]["available"], cuda::presence().devices > 0);
+    EXPECT_EQ(info["families"][index]["detail"], cuda::presence().detail);
+  }
+  EXPECT_EQ(info["families"][2]["name"], "cpu");
+  EXPECT_EQ(info["families"][2]["available"], true);
   bool found = false;
   for (const Json& variable : info["environment"])
     found = found || (variable["name"] == "NARROWS_THREADS" && variable["value"] == "3");

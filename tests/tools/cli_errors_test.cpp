@@ -77,7 +77,7 @@ TEST_F(CliErrors, numbers) {
            ErrorCase{with({"--repeat", "0"}), 2, "--repeat: '0': must be a whole number from 1 to 1000000"},
            ErrorCase{with({"--dtype", "fp8"}), 2, "--dtype: 'fp8': must be fp16, bf16, fp32 or fp64"},
            ErrorCase{with({"--layout", "hbsd"}), 2, "--layout: 'hbsd': must be bshd or bhsd"},
-           ErrorCase{with({"--family", "gpu"}), 2, "family: gpu: must be one of: sm80, cpu"},
+           ErrorCase{with({"--family", "gpu"}), 2, "family: gpu: must be one of: sm90, sm80, cpu"},
            ErrorCase{with({"--seqused-k", "5"}), 2, "seqused_k[0]: 5: must be in [0, 4]"},
            ErrorCase{with({"--seqused-k", "1,2"}), 2, "seqused_k: shape (2,): must be (b) = (1,)"},
            ErrorCase{with({"--sinks", "1,2"}), 2, "sinks: shape (2,)"},

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <latch>
 #include <string>
@@ -18,6 +19,8 @@
 #include "cuda/cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel.hpp"
+#include "cuda/tensor_map.hpp"
+#include "plan/sm90.hpp"
 #include "tests/cuda/fake/state.hpp"
 #include "tests/tools/files_support.hpp"
 
@@ -42,19 +45,19 @@ class FakeDriver : public testing::Test {
     ASSERT_NE(stand_in(), nullptr) << dlerror();
     ASSERT_NE(find_driver().functions, nullptr) << find_driver().absence;
     fake::State& fresh = state();
-    fresh.capturing = fresh.capturing_status = fresh.launch_status = fresh.allocation_status = 0;
+    fresh.capturing = fresh.capturing_status = fresh.launch_status = fresh.allocation_status = fresh.map_status = 0;
   }
   fake::State& state() { return *reinterpret_cast<decltype(&fake_state)>(dlsym(stand_in(), "fake_state"))(); }
   int contexts() { return reinterpret_cast<decltype(&fake_has_context)>(dlsym(stand_in(), "fake_has_context"))(); }
 
   /// A program that a pack has for both devices.
-  Program packed(const std::string& config) {
-    const Program program{"forward_sm80.cu", "forward_sm80", config, false};
+  Program packed(const std::string& config) { return packed({"forward_sm80.cu", "forward_sm80", config, false}); }
+  Program packed(const Program& program) {
     std::vector<PackEntry> entries;
     for (const char* architecture : {"sm_80", "sm_90a"}) {
       Binary binary;
       binary.image = "an image";
-      binary.function = "forward_sm80";
+      binary.function = program.function;
       binary.architecture = architecture;
       entries.push_back({cache().key(program, architecture), binary});
     }
@@ -99,7 +102,7 @@ TEST_F(FakeDriver, ACallOnADeviceIsExplained) {
     return Tensor{nullptr, DType::bf16, {2, rows, 4, 64}, {}, {DeviceKind::cuda, 1}};
   };
   const Explanation cost = explain({tensor(256), tensor(500), tensor(500)});
-  EXPECT_EQ(cost.family, "sm80");
+  EXPECT_EQ(cost.family, "sm90");
   const std::int64_t query_rows = 2 * 4 * 256, key_rows = 2 * 4 * 500, row = (64 + 64) * 2;
   EXPECT_EQ(cost.fused_bytes, (query_rows + key_rows) * row);
   EXPECT_EQ(cost.fused_l2_bytes, (query_rows + 2 * key_rows) * row);  // two blocks of queries
@@ -201,6 +204,76 @@ TEST_F(FakeDriver, ALaunchHandsOverItsArgument) {
           },
           ErrorCode::internal),
       HasSubstr("CUDA_ERROR_NAME (its text) while launching forward_sm80 for sm_80 with 9 blocks of 64 threads"));
+}
+
+/// Numbers of the driver's enumerations: fp16 6, bf16 9, swizzle of 128 bytes 3, promotion to 256 bytes 3.
+TEST_F(FakeDriver, TheCopyEngineIsToldOfATensor) {
+  std::byte memory{};
+  const View view{&memory, DType::bf16, {9600, 1600, 320, 2}};
+  const TensorMap map = tensor_map(view, {5, 6, 5, 72}, 176);
+  EXPECT_EQ(map.bytes[127], 7);
+  const fake::Map& told = state().map;
+  EXPECT_EQ(told.address, &memory);
+  EXPECT_THAT(told.options, ElementsAre(9, 0, 3, 3, 0));
+  EXPECT_THAT(told.sizes, ElementsAre(72u, 6u, 5u, 5u));
+  EXPECT_THAT(told.strides, ElementsAre(1600u, 320u, 9600u));
+  EXPECT_THAT(told.box, ElementsAre(64u, 176u, 1u, 1u));
+  EXPECT_THAT(told.steps, ElementsAre(1u, 1u, 1u, 1u));
+  tensor_map({&memory, DType::fp16, {0, 320, 0, 2}}, {1, 6, 1, 64}, 64);
+  EXPECT_EQ(told.options[0], 6);
+  EXPECT_THAT(told.strides, ElementsAre(320u, 16u, 16u)) << "of one sequence and one head they mean nothing";
+  state().map_status = fake::kFailure;
+  EXPECT_THAT(error_of(
+                  [&] {
+                    tensor_map(view, {5, 6, 5, 72}, 64);
+                  },
+                  ErrorCode::internal),
+              HasSubstr("describing a tensor of 5 x 6 x 5 x 72 elements to the copy engine"));
+}
+
+/// Its tiles, grid and counter; what the copy engine was told last is O.
+TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
+  const auto tensor = [](int number, DType dtype, const Dims& shape) {  // addresses of nothing
+    return Tensor{reinterpret_cast<void*>(std::uintptr_t{1} << (24 + number)), dtype, shape, {}, {DeviceKind::cuda, 1}};
+  };
+  const Tensor q = tensor(1, DType::bf16, {4, 300, 24, 24}), k = tensor(2, DType::bf16, {4, 300, 8, 24});
+  const Outputs out{tensor(3, DType::bf16, {4, 300, 24, 24}), tensor(4, DType::fp32, {4, 24, 300})};
+  Options options;
+  options.causal = Causal::bottom_right;
+  options.stream = kStream;
+  const Call call = make_forward({q, k, k}, out, options);
+  packed(forward_sm90_program(forward_sm90_constants(call.problem)));
+  state().argument_bytes = sizeof(ForwardSm90Args);
+  state().filled.clear();
+  forward({q, k, k}, out, options);
+  state().argument_bytes = fake::kArgumentBytes;
+  // 3 blocks of 128 rows of 96 heads, by 8 warps that compute and 4 that bring.
+  EXPECT_THAT(state().launch, ElementsAre(132u, 384u, static_cast<unsigned>(168640)));
+  ForwardSm90Args args;
+  ASSERT_EQ(state().argument.size(), sizeof args);
+  std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
+  EXPECT_EQ(args.tiles, 288u);
+  EXPECT_EQ(args.blocks, 3);
+  EXPECT_EQ(args.section, 96);
+  EXPECT_EQ(args.group, 3);
+  EXPECT_EQ(args.head_dim, 24);
+  EXPECT_EQ(args.visibility.right, 0);
+  EXPECT_EQ(args.o_map.bytes[0], 7);
+  EXPECT_EQ(args.o.strides[1], 24 * 24 * 2);
+  ASSERT_EQ(state().filled.size(), 1u) << "the counter alone";
+  EXPECT_EQ(state().filled[0], std::make_pair(reinterpret_cast<unsigned long long>(args.tiles_taken), std::size_t{64}));
+  EXPECT_THAT(state().map.sizes, ElementsAre(24u, 300u, 24u, 4u));
+  EXPECT_THAT(state().map.box, ElementsAre(64u, 64u, 1u, 1u));
+
+  options.causal = Causal::none;  // tiles of one length: no counter
+  const Call whole = make_forward({q, k, k}, out, options);
+  packed(forward_sm90_program(forward_sm90_constants(whole.problem)));
+  state().argument_bytes = sizeof(ForwardSm90Args);
+  state().filled.clear();
+  forward({q, k, k}, out, options);
+  state().argument_bytes = fake::kArgumentBytes;
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(115456)));
+  EXPECT_TRUE(state().filled.empty());
 }
 
 TEST_F(FakeDriver, MemoryGoesBackToItsStream) {

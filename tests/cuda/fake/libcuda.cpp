@@ -107,7 +107,7 @@ int cuFuncSetAttribute(Function, int attribute, int value) {
 }
 int cuFuncGetParamInfo(Function, std::size_t, std::size_t* offset, std::size_t* bytes) {
   *offset = 0;
-  *bytes = narrows::fake::kArgumentBytes;
+  *bytes = state().argument_bytes;
   return 0;
 }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int threads, std::size_t shared_bytes) {
@@ -117,8 +117,20 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int threa
 int cuLaunchKernel(Function, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                    unsigned shared_bytes, Stream, void** arguments, void**) {
   state().launch = {x, threads, shared_bytes};
-  state().argument.assign(static_cast<const char*>(arguments[0]), narrows::fake::kArgumentBytes);
+  state().argument.assign(static_cast<const char*>(arguments[0]), state().argument_bytes);
   return state().launch_status;
+}
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const unsigned long long* sizes,
+                           const unsigned long long* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+  std::memset(map, 7, 128);
+  state().map = {address,
+                 {type, interleave, swizzle, promotion, fill},
+                 {sizes, sizes + rank},
+                 {strides, strides + rank - 1},
+                 {box, box + rank},
+                 {steps, steps + rank}};
+  return state().map_status;
 }
 int cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, Stream) {
   if (state().allocation_status != 0) return state().allocation_status;
@@ -130,7 +142,10 @@ int cuMemFreeAsync(DevicePointer, Stream) {
   ++state().freed;
   return 0;
 }
-int cuMemsetD32Async(DevicePointer, unsigned, std::size_t, Stream) { return 0; }
+int cuMemsetD32Async(DevicePointer to, unsigned, std::size_t words, Stream) {
+  state().filled.emplace_back(to, words * sizeof(unsigned));
+  return 0;
+}
 int cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Stream) { return 0; }
 int cuMemcpyDtoHAsync_v2(void*, DevicePointer, std::size_t, Stream) { return 0; }
 int cuStreamIsCapturing(Stream, int* status) {

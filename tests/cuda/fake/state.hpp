@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace narrows::fake {
@@ -12,6 +13,15 @@ inline constexpr int kDevices = 2;
 inline constexpr int kFailure = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
 inline constexpr int kOutOfMemory = 2;
 inline constexpr int kCaptureImplicit = 906;
+inline constexpr std::size_t kArgumentBytes = 8;
+
+/// A tensor as the copy engine was told of it.
+struct Map {
+  void* address = nullptr;
+  std::vector<int> options;  // type, interleave, swizzle, promotion, fill
+  std::vector<unsigned long long> sizes, strides;
+  std::vector<unsigned> box, steps;
+};
 
 struct State {
   std::atomic<int> retained{0}, loaded{0}, allocated{0}, freed{0};
@@ -19,12 +29,14 @@ struct State {
   int capturing_status = 0;  // and the status of the call
   int launch_status = 0;
   int allocation_status = 0;
+  int map_status = 0;
+  Map map;
   std::vector<unsigned> launch;  // blocks, threads, bytes of shared memory
-  std::string argument;          // of kArgumentBytes
-  void* loaded_in = nullptr;     // the context that was current
+  std::string argument;          // of argument_bytes
+  std::size_t argument_bytes = kArgumentBytes;
+  std::vector<std::pair<unsigned long long, std::size_t>> filled;  // address and bytes of cuMemsetD8Async
+  void* loaded_in = nullptr;                                       // the context that was current
 };
-inline constexpr std::size_t kArgumentBytes = 8;
-
 }  // namespace narrows::fake
 
 extern "C" narrows::fake::State* fake_state();

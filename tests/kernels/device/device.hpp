@@ -12,11 +12,17 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <bit>
 #include <climits>
 #include <cmath>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -37,22 +43,33 @@ class Warp {
 
   std::array<Words, kLanes> exchange(const Words& own);
 
+  /// Of the thread block, or of a warp alone its own.
+  std::vector<unsigned char>& shared() { return block_memory ? *block_memory : memory; }
+
   std::vector<unsigned char> memory;  // shared
-  int most_conflicts = 1;             // of one access: words that a bank had to give
+  std::vector<unsigned char>* block_memory = nullptr;
+  int most_conflicts = 1;  // of one access: words that a bank had to give
 
  private:
   std::array<Words, kLanes> given_{};
   std::barrier<> barrier_{kLanes};
 };
 
+class Block;
+
 struct Lane {
   Warp* warp = nullptr;
   unsigned x = 0;  // of the block; the device's name
+  Block* block = nullptr;
 };
 
 }  // namespace narrows::test
 
 inline thread_local narrows::test::Lane threadIdx;
+struct GridIndex {
+  unsigned x = 0;
+};
+inline thread_local GridIndex blockIdx, gridDim;
 
 namespace narrows::test {
 
@@ -128,11 +145,120 @@ inline int __reduce_max_sync(unsigned, int x) {
     most = std::max(most, static_cast<int>(words[0]));
   return most;
 }
+inline unsigned __ballot_sync(unsigned, int holds) {
+  unsigned lanes = 0;
+  const auto all = threadIdx.warp->exchange({holds ? 1u : 0u});
+  for (unsigned lane = 0; lane < all.size(); ++lane) lanes |= all[lane][0] << lane;
+  return lanes;
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
+[[noreturn]] inline void __trap() { std::abort(); }
 inline void __syncwarp() {
   if (threadIdx.warp) threadIdx.warp->exchange({});
 }
-inline void __syncthreads() { __syncwarp(); }  // one warp is the block
-inline int __syncthreads_or(int holds) { return __any_sync(~0u, holds); }
+inline void __syncthreads();
+inline int __syncthreads_or(int holds);
+inline unsigned atomicAdd(unsigned* at, unsigned x) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
 inline int atomicCAS(int* at, int expected, int wanted) {
   return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST), expected;
 }
+
+namespace narrows::test {
+
+/// A thread block of several warps: each lane is a thread, and barriers are waited for.
+class Block {
+ public:
+  Block(int warps, std::size_t shared_bytes) : memory(shared_bytes), whole_(32 * warps) {
+    for (int w = 0; w < warps; ++w) {
+      warps_.push_back(std::make_unique<Warp>(0));
+      warps_.back()->block_memory = &memory;
+    }
+  }
+
+  /// Runs the kernel in all threads.
+  template <class Kernel> void run(const Kernel& kernel, unsigned index, unsigned blocks) {
+    std::vector<std::jthread> threads;
+    for (unsigned x = 0; x < 32 * warps_.size(); ++x)
+      threads.emplace_back([&, x] {
+        threadIdx = {warps_[x / 32].get(), x, this};
+        blockIdx.x = index;
+        gridDim.x = blocks;
+        kernel();
+      });
+  }
+
+  bool sync_or(bool holds) {
+    if (holds) any_ = true;
+    whole_.arrive_and_wait();
+    const bool any = any_;
+    whole_.arrive_and_wait();
+    any_ = false;
+    whole_.arrive_and_wait();
+    return any;
+  }
+
+  // ---- mbarriers, by shared address
+  void init_barrier(unsigned at, unsigned count) {
+    const std::lock_guard lock(mutex_);
+    barriers_[at] = std::make_unique<Barrier>();
+    barriers_[at]->count = barriers_[at]->pending = count;
+  }
+  /// So many arrivals, and so many bytes that are still to come; negative: that came.
+  void arrive(unsigned at, unsigned arrivals, long bytes) {
+    const std::lock_guard lock(mutex_);
+    Barrier& barrier = *barriers_.at(at);
+    barrier.pending -= arrivals;
+    barrier.bytes += bytes;
+    if (barrier.pending != 0 || barrier.bytes != 0) return;
+    ++barrier.phase;
+    barrier.pending = barrier.count;
+    barrier.changed.notify_all();
+  }
+  void wait_barrier(unsigned at, unsigned parity) {
+    std::unique_lock lock(mutex_);
+    Barrier& barrier = *barriers_.at(at);
+    barrier.changed.wait(lock, [&] { return barrier.phase % 2 != parity; });
+  }
+
+  // ---- named barriers: the last of so many warps lets those go that wait
+  void named(int number, int warps, bool waits) {
+    std::unique_lock lock(mutex_);
+    Named& barrier = named_[static_cast<std::size_t>(number)];
+    const unsigned generation = barrier.generation;
+    if (++barrier.arrived == warps) {
+      barrier.arrived = 0;
+      ++barrier.generation;
+      barrier.changed.notify_all();
+    } else if (waits) {
+      barrier.changed.wait(lock, [&] { return barrier.generation != generation; });
+    }
+  }
+
+  std::vector<unsigned char> memory;  // shared
+
+ private:
+  struct Barrier {
+    unsigned count = 0, pending = 0, phase = 0;
+    long bytes = 0;
+    std::condition_variable changed;
+  };
+  struct Named {
+    int arrived = 0;
+    unsigned generation = 0;
+    std::condition_variable changed;
+  };
+
+  std::vector<std::unique_ptr<Warp>> warps_;
+  std::barrier<> whole_;
+  std::atomic<bool> any_ = false;
+  std::mutex mutex_;
+  std::map<unsigned, std::unique_ptr<Barrier>> barriers_;
+  std::array<Named, 16> named_;
+};
+
+}  // namespace narrows::test
+
+inline int __syncthreads_or(int holds) {
+  return threadIdx.block ? threadIdx.block->sync_or(holds != 0) : __any_sync(~0u, holds);
+}
+inline void __syncthreads() { __syncthreads_or(0); }  // a warp alone is the block

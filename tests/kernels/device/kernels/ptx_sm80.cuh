@@ -10,13 +10,13 @@ constexpr int kWarp = 32;  // threads
 // ---- shared memory
 template <class T> T shared_at(u32 at) {
   T x;
-  std::memcpy(&x, &threadIdx.warp->memory.at(at), sizeof x);
+  std::memcpy(&x, &threadIdx.warp->shared().at(at), sizeof x);
   return x;
 }
 
 template <class T> void put_shared(u32 at, T x) {
-  threadIdx.warp->memory.at(at + sizeof x - 1) = 0;
-  std::memcpy(&threadIdx.warp->memory[at], &x, sizeof x);
+  threadIdx.warp->shared().at(at + sizeof x - 1) = 0;
+  std::memcpy(&threadIdx.warp->shared()[at], &x, sizeof x);
 }
 
 // How many words the busiest bank gives to those who ask at once.
@@ -116,8 +116,8 @@ inline float warp_sum(float x) {
   for (int mask = kWarp / 2; mask != 0; mask /= 2) x += lane_xor(x, mask);
   return x;
 }
-// Rounded to nearest, ties to even.
-inline u32 bf16_bits(float x) { return (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
+// Rounded to nearest, ties to even; every NaN becomes one.
+inline u32 bf16_bits(float x) { return x != x ? 0x7fffu : (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
 inline u32 pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline u32 fp16_bits(float x) {
   unsigned short bits = 0;

@@ -1,0 +1,77 @@
+#include "cuda/forward_sm90.hpp"
+
+#include "cuda/kernel.hpp"
+#include "cuda/scratch.hpp"
+#include "cuda/tensor_map.hpp"
+#include "plan/sm90.hpp"
+
+namespace narrows::cuda {
+namespace {
+
+constexpr int kKernelNumber = 15;  // among those of kernel.hpp's keys
+constexpr i64 kPartRows = 64;      // of a box of Q and O
+
+ProgramKey key_of(const ForwardSm90Constants& constants) {
+  KeyBits bits;
+  for (const i32 size : {constants.head_width, constants.value_width, constants.query_block, constants.key_block})
+    bits.add(size, 16);
+  bits.add(kKernelNumber, 4);
+  for (const i32 number : {static_cast<i32>(constants.element), constants.stages, constants.fact_slots})
+    bits.add(number, 4);
+  for (const i32 number :
+       {constants.warps, constants.bring_registers, constants.compute_registers, constants.tiles_before_wait + 1})
+    bits.add(number, 8);
+  for (const bool flag : {constants.queries_in_registers, constants.own_output_tile, constants.limits_keys,
+                          constants.natural, constants.softcap, constants.alibi})
+    bits.add(flag, 1);
+  return bits.key();
+}
+
+ForwardSm90Args sm90_args(const Problem& problem, const Plan& plan, const Buffers& buffers, i64 tiles) {
+  ForwardSm90Args args;
+  static_cast<ForwardArgs&>(args) = forward_args(problem, plan, buffers);
+  const i64 sequences = problem.query_form == QueryForm::varlen ? 1 : problem.batch;
+  const i64 key_sequences = problem.key_form == KeyForm::varlen ? 1 : problem.batch;
+  const auto queries = [&](const View& view, i64 columns) {
+    return tensor_map(view, {sequences, problem.query_rows, problem.heads, columns}, kPartRows);
+  };
+  const auto keys = [&](const View& view, i64 columns) {
+    return tensor_map(view, {key_sequences, problem.key_rows, problem.kv_heads, columns}, plan.key_block);
+  };
+  args.q_map = queries(buffers.q, problem.head_dim);
+  args.k_map = keys(buffers.k, problem.head_dim);
+  args.v_map = keys(buffers.v, problem.value_dim);
+  args.o_map = queries(buffers.o, problem.value_dim);
+  args.tiles = static_cast<u32>(tiles);
+  return args;
+}
+
+}  // namespace
+
+void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const i64 tiles = problem.query_rows == 0 ? 0 : forward_sm90_tiles(problem, plan.query_block);
+  if (tiles == 0) return;
+  const ForwardSm90Constants constants = forward_sm90_constants(problem);
+  const auto stream = static_cast<Stream>(buffers.stream);
+  const Kernel& loaded =
+      kernel(problem.device.index, key_of(constants), stream, [&] { return forward_sm90_program(constants); });
+  ForwardSm90Args args = sm90_args(problem, plan, buffers, tiles);
+  const Scratch scratch(plan, buffers);
+  if (const i64 bytes = plan.workspace_bytes()) {
+    args.tiles_taken = reinterpret_cast<u32*>(scratch.data());
+    clear(scratch.data(), bytes, stream);
+  }
+  constexpr int kBringWarps = 4;
+  const Grid grid{static_cast<unsigned>(plan.thread_blocks), static_cast<unsigned>(32 * (plan.warps + kBringWarps)),
+                  static_cast<unsigned>(plan.shared_bytes)};
+  launch(loaded, grid, stream, args);
+}
+
+void prepare_forward_sm90(const Problem& problem) {
+  const CurrentDevice current(problem.device.index);
+  const ForwardSm90Constants constants = forward_sm90_constants(problem);
+  const ProgramKey key = key_of(constants);
+  if (!find_kernel(problem.device.index, key)) load_kernel(problem.device.index, key, forward_sm90_program(constants));
+}
+
+}  // namespace narrows::cuda

@@ -1,0 +1,95 @@
+// Shared memory of the sm90 kernel: its tiles, the barriers that hand them to and fro, and the rings of stages of K and V.
+#pragma once
+#include "kernels/descriptor.cuh"
+#include "kernels/ptx_sm90.cuh"
+#include "kernels/ring.cuh"
+#include "kernels/tile_facts.cuh"
+
+namespace narrows {
+
+constexpr SmemTile kQueryPart = chunked(kPartRows, kHeadDim), kOutputPart = chunked(kPartRows, kValueDim);
+constexpr SmemTile kKeyStage = chunked(kBlockKeys, kHeadDim), kValueStage = chunked(kBlockKeys, kValueDim);
+
+// In the order of addresses: Q of each warpgroup, or O in its place; K's stages; V's; O's own tiles; barriers; facts of tiles.
+constexpr u32 kPartBytes =
+    static_cast<u32>(kOwnOutputTile ? kQueryPart.bytes() : max_of(kQueryPart.bytes(), kOutputPart.bytes()));
+constexpr u32 kKeysAt = kWarpgroups * kPartBytes, kValuesAt = kKeysAt + static_cast<u32>(kStages * kKeyStage.bytes());
+constexpr u32 kOutputAt = kValuesAt + static_cast<u32>(kStages * kValueStage.bytes());
+constexpr u32 kBarriersAt = kOutputAt + static_cast<u32>(kOwnOutputTile ? kWarpgroups * kOutputPart.bytes() : 0);
+constexpr u32 kFactsAt = kBarriersAt + 8 * 32;
+static_assert(kStages <= 4 && kWarpgroups <= 3 && kFactSlots <= 4, "barrier numbers leave room for no more");
+
+// A ring's stages: shared addresses of the first one's tile, full barrier and empty barrier.
+struct Stages {
+  u32 tiles, full, empty, bytes;
+
+  u32 tile(const Ring& at) const { return tiles + static_cast<u32>(at.stage) * bytes; }
+  u32 full_barrier(const Ring& at) const { return full + static_cast<u32>(8 * at.stage); }
+  u32 empty_barrier(const Ring& at) const { return empty + static_cast<u32>(8 * at.stage); }
+};
+
+// barrier                count                    arrives                              waits
+// full of K and V        1                        their producer, with the bytes       every thread that computes
+// empty of K and V       4 per warpgroup          a lane of each warp that computes    their producer
+// query_full             1                        Q's producer, with the bytes         its warpgroup
+// query_empty            4, or 1 if O takes Q's   a lane of each warp, or the storer   Q's producer
+// facts_full             1                        the scheduler                        all others
+// facts_empty            4 per warpgroup + 2      each reader                          the scheduler
+struct Shared {
+  u32 base;
+
+  static constexpr u32 barrier(int number) { return kBarriersAt + static_cast<u32>(8 * number); }
+  u32 query_full(int warpgroup) const { return base + barrier(warpgroup); }
+  u32 query_empty(int warpgroup) const { return base + barrier(4 + warpgroup); }
+  u32 facts_full(int slot) const { return base + barrier(24 + slot); }
+  u32 facts_empty(int slot) const { return base + barrier(28 + slot); }
+  Stages keys() const {
+    return {base + kKeysAt, base + barrier(8), base + barrier(12), static_cast<u32>(kKeyStage.bytes())};
+  }
+  Stages values() const {
+    return {base + kValuesAt, base + barrier(16), base + barrier(20), static_cast<u32>(kValueStage.bytes())};
+  }
+  u32 query_part(int warpgroup) const { return base + static_cast<u32>(warpgroup) * kPartBytes; }
+  u32 output_part(int warpgroup) const {
+    return kOwnOutputTile ? base + kOutputAt + static_cast<u32>(warpgroup * kOutputPart.bytes())
+                          : query_part(warpgroup);
+  }
+};
+
+inline void init_barriers(const Shared& shared) {
+  for (int w = 0; w < kWarpgroups; ++w) {
+    init_barrier(shared.query_full(w), 1);
+    init_barrier(shared.query_empty(w), kOwnOutputTile ? 4 : 1);
+  }
+  for (Ring at; at.phase == 0; at.next()) {
+    init_barrier(shared.keys().full_barrier(at), 1);
+    init_barrier(shared.keys().empty_barrier(at), 4 * kWarpgroups);
+    init_barrier(shared.values().full_barrier(at), 1);
+    init_barrier(shared.values().empty_barrier(at), 4 * kWarpgroups);
+  }
+  for (int slot = 0; slot < kFactSlots; ++slot) {
+    init_barrier(shared.facts_full(slot), 1);
+    init_barrier(shared.facts_empty(slot), 4 * kWarpgroups + 2);
+  }
+  fence_barrier_init();
+}
+
+static_assert(kFactsAt + kFactSlots * sizeof(TileFacts) <= kSharedBytes, "the planner's bytes are enough");
+
+// The slots of facts in the order of tiles, as one that reads them sees it.
+struct FactsReader {
+  const Shared& shared;
+  const TileFacts* slots;
+  u32 round = 0;
+
+  int slot() const { return static_cast<int>(round % kFactSlots); }
+  u32 parity() const { return round / kFactSlots & 1; }
+  const TileFacts& wait() const {
+    wait_barrier(shared.facts_full(slot()), parity());
+    return slots[slot()];
+  }
+  // One thread of each reader.
+  void release() const { arrive(shared.facts_empty(slot())); }
+};
+
+}  // namespace narrows

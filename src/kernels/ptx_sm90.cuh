@@ -1,0 +1,84 @@
+// The instructions of sm_90a that the kernels use, one named function each. Shared addresses are 32-bit (state space .shared).
+#pragma once
+#include "kernels/ptx_sm80.cuh"
+#include "shared/forward_sm90_args.h"
+
+namespace narrows {
+
+constexpr int kWarpgroup = 128;  // threads
+
+// ---- mbarrier
+inline void init_barrier(u32 barrier, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+inline void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+// One arrival, and this many bytes still to come.
+inline void arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Until the phase of that parity has completed.
+inline void wait_barrier(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      " @p bra done;\n bra again;\n"
+      "done:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- the copy engine (TMA)
+constexpr u64 kEvictFirst = 0x12F0000000000000ull, kEvictLast = 0x14F0000000000000ull;  // L2 cache hints
+inline void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// Where a box of a tensor begins.
+struct BoxPlace {
+  i32 column, row, head, sequence;
+};
+inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence), "l"(hint)
+      : "memory");
+}
+// What lies outside the tensor is not written.
+inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(from), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence)
+               : "memory");
+}
+inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the engine has read what it stores; until it has stored it.
+inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Shared memory that threads wrote, for the engine and the tensor cores.
+inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- warpgroup
+template <int n> inline void shrink_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
+template <int n> inline void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n)); }
+inline void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+inline void pass(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+inline void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most n groups are in flight.
+template <int n> inline void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory"); }
+// No instruction: keeps the compiler from moving reads or writes of accumulators across a fence or a wait.
+template <int n> inline void pin(float (&x)[1][n][4]) {
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[0][j][i])::"memory");
+}
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+}  // namespace narrows

@@ -1,0 +1,245 @@
+#include "plan/sm90.hpp"
+
+#include "plan/sm80.hpp"
+#include "plan/sm80_shared.hpp"
+#include "plan/sm90_products.hpp"
+#include "shared/tile_order.h"
+
+#include <algorithm>
+#include <array>
+
+namespace narrows {
+namespace {
+
+using namespace sm80;
+
+constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims as they lie on chip
+constexpr i32 kPartRows = 64;                                     // of a warpgroup
+
+/// The first row of a width that takes a call's rules and lengths is its own.
+struct Tiles {
+  i32 width;                  // the wider of the two head dims
+  bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
+  i64 least_keys;             // of the longest sequence
+  i32 warpgroups, key_block, stages, fact_slots;
+  bool queries_in_registers, own_output_tile;
+  i32 tiles_before_wait;
+  i32 bring_registers, compute_registers;
+};
+constexpr std::array kTiles{
+    Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
+    Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
+    Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
+    Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
+    Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
+    Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
+    Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
+    Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
+    Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
+    Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
+    Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
+    Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
+};
+
+/// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
+constexpr double kReached = 0.64;
+
+/// The copy engine's unit; tensors begin, and their strides are, at multiples of it.
+constexpr i32 kUnitBytes = 16;
+/// Of 16-bit elements.
+constexpr i64 kUnitColumns = 8;
+
+constexpr i64 chunked_bytes(i64 rows, i64 columns) { return rows * ceil_div<i64>(columns, 64) * 128; }
+
+std::string head_dim_refusal(const Problem& problem) {
+  const auto fits = [](i64 width) { return width % kUnitColumns == 0 && width <= kSm90Widths.back(); };
+  if (fits(problem.head_dim) && fits(problem.value_dim)) return "";
+  return text("takes head dims that are multiples of ", kUnitColumns, " up to ", kSm90Widths.back(),
+              ", not d=", problem.head_dim, " dv=", problem.value_dim);
+}
+
+std::string rules_refusal(const Problem& problem) {
+  const Rules& rules = problem.rules;
+  if (problem.bias.given) return "has no bias";
+  if (problem.mask.given) return "has no mask";
+  if (rules.mask.chunk != 0) return "has no chunks";
+  if (rules.dropout > 0) return "has no dropout";
+  if (rules.key_begin || rules.key_end) return "has no key_begin and key_end";
+  if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
+  if (problem.batch_invariant) return "does not read every layout, as batch_invariant asks of one kernel";
+  return "";
+}
+
+std::string layout_refusal(std::string_view name, const Layout& layout) {
+  if (layout.elements == 0) return "";
+  if (!layout.unit_last || layout.alignment < kUnitBytes)
+    return text("needs ", name, " with adjoining columns, and rows at multiples of ", kUnitBytes, " bytes");
+  if (layout.expanded) return text("reads no expanded ", name);
+  if (!layout.near_strides) return text("needs strides of ", name, " above 0 and below 2^40 bytes");
+  return "";
+}
+
+std::string refusal(const Problem& problem, const Machine& machine) {
+  if (machine.compute_capability != 90)
+    return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
+                machine.compute_capability % 10);
+  if (problem.operation == Operation::backward) return "has no backward";
+  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
+  if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
+    return text("takes bf16 and fp16, not ", problem.dtype);
+  if (std::string reason = head_dim_refusal(problem); !reason.empty()) return reason;
+  if (std::string reason = rules_refusal(problem); !reason.empty()) return reason;
+  for (const auto& [name, layout] :
+       {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
+    if (std::string reason = layout_refusal(name, *layout); !reason.empty()) return reason;
+  if (problem.key_rows == 0) return "needs a key";
+  return rows_refusal(problem);
+}
+
+i32 sm90_width(i64 head_dim) {
+  return *std::find_if(kSm90Widths.begin(), kSm90Widths.end(), [&](i32 width) { return width >= head_dim; });
+}
+
+ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Tiles& tiles, Element element, i32 head_width,
+                                i32 value_width) {
+  ForwardSm90Constants constants = rules;
+  constants.element = element;
+  constants.head_width = head_width;
+  constants.value_width = value_width;
+  constants.query_block = kPartRows * tiles.warpgroups;
+  constants.key_block = tiles.key_block;
+  constants.warps = 4 * tiles.warpgroups;
+  constants.stages = tiles.stages;
+  constants.fact_slots = tiles.fact_slots;
+  constants.bring_registers = tiles.bring_registers;
+  constants.compute_registers = tiles.compute_registers;
+  constants.tiles_before_wait = tiles.tiles_before_wait;
+  constants.queries_in_registers = tiles.queries_in_registers;
+  constants.own_output_tile = tiles.own_output_tile;
+  return constants;
+}
+
+ForwardSm90Constants sm90_rules(const Problem& problem) {
+  const auto common = rules_of<ForwardConstants>(problem);
+  ForwardSm90Constants constants;
+  constants.limits_keys = limits_keys(problem.rules);
+  constants.natural = common.natural;
+  constants.softcap = common.softcap;
+  constants.alibi = common.alibi;
+  return constants;
+}
+
+const Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
+  return *std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& tiles) {
+    return tiles.width == width && tiles.limits_keys >= rules.limits_keys && tiles.natural >= rules.natural &&
+           tiles.least_keys <= keys;
+  });
+}
+
+}  // namespace
+
+i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
+  const i64 parts = constants.query_block / kPartRows;
+  const i64 queries = chunked_bytes(kPartRows, constants.head_width);
+  const i64 output = chunked_bytes(kPartRows, constants.value_width);
+  const i64 results = constants.own_output_tile ? queries + output : std::max(queries, output);
+  const i64 stage = chunked_bytes(constants.key_block, constants.head_width) +
+                    chunked_bytes(constants.key_block, constants.value_width);
+  // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
+  const i64 rows = constants.limits_keys ? constants.query_block : 1;
+  const i64 facts = constants.fact_slots * (96 + 8 * (parts + rows)), barriers = 256;
+  return parts * results + constants.stages * stage + facts + barriers;
+}
+
+ForwardSm90Constants forward_sm90_constants(const Problem& problem) {
+  const i32 head_width = sm90_width(problem.head_dim), value_width = sm90_width(problem.value_dim);
+  const ForwardSm90Constants rules = sm90_rules(problem);
+  const Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
+  return with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
+}
+
+Program forward_sm90_program(const ForwardSm90Constants& constants) {
+  ForwardConstants common;  // what the headers that it shares with family sm80 ask for
+  common.element = constants.element;
+  common.head_width = constants.head_width;
+  common.value_width = constants.value_width;
+  common.query_block = constants.query_block;
+  common.key_block = constants.key_block;
+  common.warps = constants.warps;
+  common.copy_bytes = kUnitBytes;
+  common.resident_blocks = 1;
+  common.natural = constants.natural;
+  common.softcap = constants.softcap;
+  common.alibi = constants.alibi;
+  Config config("shared/forward_sm90_args.h");
+  config.tiles_and_rules(common, 32 * (constants.warps + 4));
+  config.number("kWarpgroups", constants.warps / 4);
+  config.number("kStages", constants.stages);
+  config.number("kFactSlots", constants.fact_slots);
+  config.number("kTilesBeforeWait", constants.tiles_before_wait);
+  config.number("kBringRegisters", constants.bring_registers);
+  config.number("kComputeRegisters", constants.compute_registers);
+  config.number("kSharedBytes", static_cast<int>(forward_sm90_shared_bytes(constants)));
+  config.flag("kLimitsKeys", constants.limits_keys);
+  config.flag("kQueriesInRegisters", constants.queries_in_registers);
+  config.flag("kOwnOutputTile", constants.own_output_tile);
+  config.add(sm90::products_text(constants.element, constants.key_block, constants.value_width));
+  return {"forward_sm90.cu", "forward_sm90", config.text()};
+}
+
+i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
+  const bool varlen = problem.query_form == QueryForm::varlen;
+  const i64 pairs = varlen ? problem.heads : saturating_multiply(problem.batch, problem.heads);
+  const i64 blocks =
+      varlen ? block_count(problem.query_rows, static_cast<i32>(problem.batch), static_cast<i32>(query_block))
+             : ceil_div(problem.query_rows, query_block);
+  return saturating_multiply(blocks, pairs);
+}
+
+std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
+  if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
+  const ForwardSm90Constants constants = forward_sm90_constants(problem);
+  const i64 tiles = forward_sm90_tiles(problem, constants.query_block);
+  if (tiles > kMostBlocks) return text("takes up to ", kMostBlocks, " blocks of query rows, not ", tiles);
+
+  Plan plan;
+  plan.family = "sm90";
+  plan.head_width = constants.head_width;
+  plan.value_width = constants.value_width;
+  plan.query_block = constants.query_block;
+  plan.key_block = constants.key_block;
+  plan.warps = constants.warps;
+  plan.resident_blocks = 1;
+  plan.copy_bytes = kUnitBytes;
+  plan.thread_blocks = static_cast<int>(std::min<i64>(tiles, machine.multiprocessors));
+  plan.shared_bytes = forward_sm90_shared_bytes(constants);
+  plan.section = heads_together(problem, machine);
+  // Tiles of one length are dealt out in turn.
+  const bool uneven = constants.limits_keys || problem.lengths_on_device;
+  if (uneven && tiles > plan.thread_blocks) plan.workspace = {{"tiles taken", kScratchAlignment}};
+  plan.prediction =
+      predict(work.flops, work.fused_bytes, machine.flops_per_second * kReached, machine.bytes_per_second);
+  return plan;
+}
+
+std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
+  constexpr i32 kFp16At = 128;  // it differs by the names of instructions alone
+  std::vector<Program> programs;
+  if (machine.compute_capability != 90) return programs;
+  for (const Element element : {Element::bf16, Element::fp16})
+    for (const Tiles& tiles : kTiles)
+      for (const bool limits_keys : {false, true}) {
+        if (element == Element::fp16 && tiles.width != kFp16At) continue;
+        ForwardSm90Constants rules;
+        rules.limits_keys = limits_keys;
+        rules.natural = tiles.natural;
+        rules.softcap = rules.alibi = tiles.natural && limits_keys;
+        if (&tiles_of(tiles.width, rules, tiles.least_keys) != &tiles) continue;
+        programs.push_back(forward_sm90_program(with_tiles(rules, tiles, element, tiles.width, tiles.width)));
+      }
+  return programs;
+}
+
+}  // namespace narrows

@@ -1,0 +1,15 @@
+// Text of the matrix products that a program of family sm90 is made of.
+#pragma once
+
+#include "shared/call_args.h"
+
+#include <string>
+
+namespace narrows::sm90 {
+
+/// Functions multiply_scores (Q from shared memory or from registers) and multiply_output, each one wgmma: D (+)= A B for 16 terms
+/// of the sum, with fp32 sums of 64 rows by key_block or value_width columns. Their operand lists, one register each, are why
+/// they are written here and not by hand.
+std::string products_text(Element element, i32 key_block, i32 value_width);
+
+}  // namespace narrows::sm90

@@ -1,0 +1,153 @@
+// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at once. The
+// matrix products read shared memory as their descriptors say.
+#pragma once
+#include "kernels/ptx_sm80.cuh"
+#include "shared/forward_sm90_args.h"
+
+namespace narrows {
+
+constexpr int kWarpgroup = 128;
+
+inline u32 shared_address(const void*) { return 0; }
+
+inline void init_barrier(u32 barrier, u32 count) { threadIdx.block->init_barrier(barrier, count); }
+inline void fence_barrier_init() {}
+inline void arrive(u32 barrier) { threadIdx.block->arrive(barrier, 1, 0); }
+inline void arrive_expecting(u32 barrier, u32 bytes) { threadIdx.block->arrive(barrier, 1, static_cast<long>(bytes)); }
+inline void wait_barrier(u32 barrier, u32 parity) { threadIdx.block->wait_barrier(barrier, parity); }
+
+// The byte of a tile that its swizzle stores at another place: an exclusive or of address bits.
+inline u32 swizzled(u32 address) { return address ^ (address >> 3 & 0x70u); }
+
+// ---- the copy engine: what stands in a TensorMap here
+struct Described {
+  char* data;
+  i64 sizes[4];    // columns, rows, heads, sequences
+  i64 strides[4];  // bytes
+  i64 box_rows;
+};
+inline TensorMap describe(const Described& tensor) {
+  static_assert(sizeof(Described) <= sizeof(TensorMap));
+  TensorMap map{};
+  std::memcpy(map.bytes, &tensor, sizeof tensor);
+  return map;
+}
+
+constexpr u64 kEvictFirst = 1, kEvictLast = 2;
+struct BoxPlace {
+  i32 column, row, head, sequence;
+};
+inline void prefetch_map(const TensorMap&) {}
+
+// visit(byte in shared memory, the element or null where there is none) for each of 64 columns of each row of a box.
+template <class Visit> void visit_box(const TensorMap& map, u32 to, const BoxPlace& at, const Visit& visit) {
+  Described t;
+  std::memcpy(&t, map.bytes, sizeof t);
+  for (i64 row = 0; row < t.box_rows; ++row)
+    for (i64 column = 0; column < 64; ++column) {
+      const i64 place[4] = {at.column + column, at.row + row, at.head, at.sequence};
+      bool inside = true;
+      i64 offset = 0;
+      for (int axis = 0; axis < 4; ++axis) {
+        inside = inside && 0 <= place[axis] && place[axis] < t.sizes[axis];
+        offset += place[axis] * t.strides[axis];
+      }
+      visit(swizzled(to + static_cast<u32>(row * 128 + column * 2)), inside ? t.data + offset : nullptr);
+    }
+}
+inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64) {
+  long bytes = 0;
+  visit_box(map, to, at, [&](u32 byte, const char* element) {
+    unsigned short x = 0;
+    if (element) std::memcpy(&x, element, sizeof x);
+    put_shared(byte, x);
+    bytes += 2;
+  });
+  threadIdx.block->arrive(barrier, 0, -bytes);
+}
+inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
+  visit_box(map, from, at, [](u32 byte, char* element) {
+    const auto x = shared_at<unsigned short>(byte);
+    if (element) std::memcpy(element, &x, sizeof x);
+  });
+}
+inline void commit_stores() {}
+inline void wait_stores_read() {}
+inline void wait_stores() {}
+inline void fence_async_shared() {}
+
+// ---- warpgroup
+template <int> void shrink_registers() {}
+template <int> void grow_registers() {}
+// By a warp as one, as the instructions are.
+inline void meet(int barrier, int threads) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) threadIdx.block->named(barrier, threads / kWarp, true);
+  __syncwarp();
+}
+inline void pass(int barrier, int threads) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) threadIdx.block->named(barrier, threads / kWarp, false);
+}
+inline void fence_products() {}
+inline void commit_products() {}
+template <int> void wait_products() { __syncwarp(); }  // all lanes have read what may be overwritten then
+template <int n> void pin(float (&)[1][n][4]) {}
+
+inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
+  const auto rows = threadIdx.warp->exchange({row});
+  const u32 lane = threadIdx.x % kWarp, words[4] = {a, b, c, d};
+  for (u32 m = 0; m < 4; ++m) put_shared(rows[8 * m + lane / 4][0] + lane % 4 * 4, words[m]);
+}
+
+// ---- matrix products of a warpgroup, one thread's part
+inline float element_of(unsigned short bits, bool fp16) { return fp16 ? widen_fp16(bits) : as_float(u32{bits} << 16); }
+
+struct Described64 {
+  u32 address, leading, stride;
+
+  explicit Described64(u64 descriptor)
+      : address(static_cast<u32>(descriptor & 0x3fff) * 16),
+        leading(static_cast<u32>(descriptor >> 16 & 0x3fff) * 16),
+        stride(static_cast<u32>(descriptor >> 32 & 0x3fff) * 16) {}
+  // Element `inner` of row `outer`, rows of 128 bytes.
+  unsigned short at(u32 outer, u32 inner) const {
+    return shared_at<unsigned short>(
+        swizzled(address + inner / 64 * leading + outer / 8 * stride + outer % 8 * 128 + inner % 64 * 2));
+  }
+};
+
+// Row r (of two) of this thread's A, from shared memory or from the quad's registers.
+using RowsOfA = float[2][16];
+
+inline void rows_of_a(RowsOfA& rows, u64 a, bool fp16) {
+  const Described64 tile(a);
+  const u32 first = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+  for (u32 r = 0; r < 2; ++r)
+    for (u32 k = 0; k < 16; ++k) rows[r][k] = element_of(tile.at(first + 8 * r, k), fp16);
+}
+inline void rows_of_a(RowsOfA& rows, const u32 (&a)[4], bool fp16) {
+  const auto all = threadIdx.warp->exchange({a[0], a[1], a[2], a[3]});
+  const u32 quad = threadIdx.x % kWarp / 4 * 4;
+  for (u32 r = 0; r < 2; ++r)
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 word = all[quad + k % 8 / 2][k / 8 * 2 + r];
+      rows[r][k] = element_of(static_cast<unsigned short>(k % 2 ? word >> 16 : word), fp16);
+    }
+}
+
+template <int n, class A>
+void multiply_on_host(float (&d)[1][n][4], const A& a, u64 b, bool down_columns, int adds, bool fp16) {
+  RowsOfA rows;
+  rows_of_a(rows, a, fp16);
+  const Described64 tile(b);
+  for (u32 i = 0; i < 4 * n; ++i) {
+    const u32 column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    float sum = adds ? d[0][i / 4][i % 4] : 0.f;
+    for (u32 k = 0; k < 16; ++k)
+      sum += rows[i / 2 % 2][k] * element_of(down_columns ? tile.at(k, column) : tile.at(column, k), fp16);
+    d[0][i / 4][i % 4] = sum;
+  }
+}
+
+}  // namespace narrows
