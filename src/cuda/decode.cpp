@@ -3,7 +3,7 @@
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
-#include "plan/sm80_decode.hpp"
+#include "plan/sm90_decode.hpp"
 #include "shared/decode_line.h"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffer
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const i32 blocks = narrow(plan.blocks);
   args.splits = plan.most_splits;
-  args.fixed_split = narrow(plan.split_keys / kDecodeTile);
+  args.fixed_split = narrow(plan.split_keys / plan.key_block);
   args.row_tiles = narrow(decode_row_tiles(problem, plan.query_block));
   const i32 rows = args.batch * args.kv_heads * args.row_tiles;  // no more than tiles, which the planner has counted
   args.plain_splits = most_splits(rows, blocks);
@@ -110,7 +110,10 @@ template <class Find> Kernels kernels_of(const Problem& problem, const Plan& pla
   const auto element = static_cast<Element>(problem.dtype);
   const DecodeConstants constants = decode_constants(problem, plan);
   if (appends_rows(problem)) kernels.append = &find(append_key(element), [&] { return append_program(element); });
-  if (has_rows(problem)) kernels.decode = &find(key_of(constants), [&] { return decode_program(constants); });
+  const bool on_hopper = plan.family == "sm90";  // its number of packed rows, in the key, is no other family's
+  if (has_rows(problem))
+    kernels.decode = &find(key_of(constants),
+                           [&] { return on_hopper ? decode_sm90_program(constants) : decode_program(constants); });
   return kernels;
 }
 

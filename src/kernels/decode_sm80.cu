@@ -3,7 +3,7 @@
 //
 // A thread block takes a stretch of the line of all work (decode_rows.cuh). Of one row's tiles of 16 keys its warps take turns;
 // they meet when the stretch or the row ends. A tile's K is asked for when the one before it has been multiplied, its V likewise.
-#include "kernels/decode_results.cuh"
+#include "kernels/decode_warps.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
@@ -135,7 +135,7 @@ inline void work_on(const Block& block) {
   keep_part(block, softmax, o);
   __syncthreads();
   weigh_warps(block);
-  store_block(block);
+  store_block(block, [&](int r, int column) { return join_warps(block, r, column); });
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
 }
 

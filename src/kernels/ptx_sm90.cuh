@@ -28,6 +28,11 @@ inline void wait_barrier(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// One arrival, once all that the thread has copied asynchronously is there.
+inline void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // ---- the copy engine (TMA)
 constexpr u64 kEvictFirst = 0x12F0000000000000ull, kEvictLast = 0x14F0000000000000ull;  // L2 cache hints
 inline void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
@@ -47,6 +52,10 @@ inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(from), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence)
                : "memory");
+}
+// So many bytes to L2; they and the address are multiples of 16.
+inline void prefetch_row(const char* at, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
 }
 inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until the engine has read what it stores; until it has stored it.

@@ -53,18 +53,12 @@ i64 line_rows(const Problem& problem, i64 packed_rows) {
   return saturating_multiply(tiles, problem.kv_heads);
 }
 
-i64 key_tiles(const Problem& problem) { return std::max<i64>(ceil_div(problem.max_keys, kDecodeTile), 1); }
+i64 key_tiles(const Problem& problem, i64 tile) { return std::max<i64>(ceil_div(problem.max_keys, tile), 1); }
 
 std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
   if (std::string reason = width_refusal(problem, kMostDecodeWidth); !reason.empty()) return reason;
-  if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
-  if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
-    return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
-  const i64 units = saturating_multiply(line_rows(problem, 8), key_tiles(problem) + kEndingTiles + 1);
-  if (units > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " tiles of 8 query rows by 16 keys, where the cache is full, not ", units);
-  return "";
+  return decode_size_refusal(problem, 8, kDecodeTile);
 }
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
@@ -128,20 +122,36 @@ int decode_copy_bytes(const Problem& problem) {
 /// Partial results that may wait to be joined.
 i64 partial_slots(const Problem& problem, const Plan& plan) {
   const i64 rows = line_rows(problem, plan.query_block);
-  if (plan.split_keys) return saturating_multiply(rows, ceil_div(key_tiles(problem), kInvariantTiles));
+  if (plan.split_keys) return saturating_multiply(rows, key_tiles(problem, plan.split_keys));
   if (plan.most_splits) return plan.most_splits == 1 ? 0 : saturating_multiply(rows, plan.most_splits);
   return 2 * plan.blocks;
 }
 
-Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstants& constants) {
-  const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
-  const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
-  return {{"tickets", bytes(slots, 8)},
-          {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-          {"partial results", bytes(rows, 4 * decode_columns(constants))}};
+}  // namespace
+
+std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 tile) {
+  if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
+  if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
+    return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
+  const i64 units =
+      saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem, tile) + kEndingTiles + 1);
+  if (units > kMostBlocks)
+    return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", tile,
+                " keys, where the cache is full, not ", units);
+  return "";
 }
 
-}  // namespace
+void share_out(Plan& plan, const Problem& problem, i64 columns) {
+  if (problem.batch_invariant)
+    plan.split_keys = kInvariantTiles * plan.key_block;
+  else if (problem.num_splits)
+    plan.most_splits = static_cast<int>(std::min<i64>(problem.num_splits, key_tiles(problem, plan.key_block)));
+  const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
+  const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
+  plan.workspace = {{"tickets", bytes(slots, 8)},
+                    {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
+                    {"partial results", bytes(rows, 4 * columns)}};
+}
 
 i64 decode_columns(const DecodeConstants& constants) {
   const i64 step = 128 / item_of(constants);
@@ -169,6 +179,7 @@ DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
   constants.query_block = static_cast<i32>(plan.query_block);
+  constants.key_block = static_cast<i32>(plan.key_block);
   constants.warps = plan.warps;
   constants.copy_bytes = plan.copy_bytes;
   constants.resident_blocks = plan.resident_blocks;
@@ -214,11 +225,7 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   plan.rereads_queries = constants.wide;
   plan.shared_bytes = decode_shared_bytes(constants);
   plan.blocks = i64{std::max(machine.multiprocessors, 1)} * constants.resident_blocks;
-  if (problem.batch_invariant)
-    plan.split_keys = kInvariantTiles * kDecodeTile;
-  else if (problem.num_splits)
-    plan.most_splits = static_cast<int>(std::min<i64>(problem.num_splits, key_tiles(problem)));
-  plan.workspace = regions_of(problem, plan, constants);
+  share_out(plan, problem, decode_columns(constants));
   const double rate = machine.flops_per_second * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
   plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
   return plan;

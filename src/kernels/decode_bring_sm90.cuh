@@ -1,0 +1,77 @@
+// Rows of K, V and Q to shared memory in the sm90 decode kernel. By threads, since a cache's rows lie in pages of any size.
+#pragma once
+#include "kernels/decode_tiles_sm90.cuh"
+
+namespace narrows {
+
+// A warp's rows of a tile: lane l has the address of row first + l.
+inline void copy_rows(u32 tile, int first, const char* rows, int bytes) {
+  constexpr int kAtOnce = kWarp / 8;  // rows, of which 8 lanes take 128 bytes
+  const int lane = static_cast<int>(threadIdx.x % kWarp), byte = lane % 8 * kUnitBytes;
+#pragma unroll
+  for (int below = 0; below < kBlockKeys / kBringWarps; below += kAtOnce) {
+    const char* const from = from_lane(rows, below + lane / 8) + byte;
+    const UnitAddress<kStageTile> to(tile, first + below + lane / 8, lane % 8);
+#pragma unroll
+    for (int at = 0; at < kStageTile.row_bytes; at += kChunkBytes)
+      copy_async<kUnitBytes>(to.at(at / kUnitBytes, 0), from + at, at + byte < bytes);
+  }
+}
+
+// By the warps that bring. What the engine reads ahead into L2 keeps memory busy while no stage is free.
+inline void bring(const Block& block, const Tiles& tiles, Ring& ring, bool shares, int warp) {
+  const DecodeArgs& args = block.args;
+  const int first = warp * (kBlockKeys / kBringWarps), lane = static_cast<int>(threadIdx.x % kWarp);
+  const int key_bytes = args.head_dim * kElementBytes, value_bytes = args.value_dim * kElementBytes;
+  const i32 end = block.facts.end_tile;
+  if (block.facts.first_tile >= end) return;  // there may be no row to look for
+  HeadRows keys(block, args.k), values(block, args.v);
+  const char *key_row = nullptr, *value_row = nullptr, *next_key_row = nullptr, *next_value_row = nullptr;
+  const auto look = [&](i32 tile) {
+    const i32 key = tile * kTileKeys + first + lane;
+    next_key_row = keys.row_of(key);
+    if (!shares) next_value_row = values.row_of(key);
+    if (lane >= kBlockKeys / kBringWarps || tile >= end) return;
+    prefetch_row(next_key_row, static_cast<u32>(key_bytes));
+    if (!shares) prefetch_row(next_value_row, static_cast<u32>(value_bytes));
+  };
+  const auto fill = [&](const char* rows, int bytes) {
+    wait_barrier(tiles.empty(ring), ring.phase ^ 1);
+    copy_rows(tiles.stage(ring), first, rows, bytes);
+    arrive_after_copies(tiles.full(ring));
+    ring.next();
+  };
+  look(block.facts.first_tile);
+#pragma unroll 1
+  for (i32 tile = block.facts.first_tile; tile < end; ++tile) {
+    key_row = next_key_row;
+    value_row = next_value_row;
+    look(tile + 1);
+    fill(key_row, key_bytes);
+    if (!shares) fill(value_row, value_bytes);
+  }
+  if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.signals.broken = true;
+}
+
+// All packed rows of Q, by the threads that compute; rows and columns that do not exist are 0.
+inline void load_queries(const Block& block, u32 to) {
+  const DecodeArgs& args = block.args;
+  constexpr int kRowUnits = kQueryTile.row_bytes / kUnitBytes;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowUnits; index += kComputeThreads) {
+    const int r = index / kRowUnits, unit = index % kRowUnits, byte = unit * kUnitBytes;
+    const PackedRow row = packed_row(args, block.facts, r);
+    const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows &&
+                        byte < args.head_dim * kElementBytes;
+    const u32 place = to + kQueryTile.offset(r, unit);
+    if (exists && args.rotary_pairs != 0)
+      gather_query(block, row, byte, place);
+    else
+      copy_async<kUnitBytes>(place, exists ? query_row(block, row) + byte : args.q.data, exists);
+  }
+  commit_copies();
+  wait_copies<0>();
+  fence_async_shared();
+}
+
+}  // namespace narrows
