@@ -61,8 +61,8 @@ inline void load_queries(const Block& block, u32 to) {
   for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowUnits; index += kComputeThreads) {
     const int r = index / kRowUnits, unit = index % kRowUnits, byte = unit * kUnitBytes;
     const PackedRow row = packed_row(args, block.facts, r);
-    const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
+    const bool exists =
+        row.query < block.facts.sequence.queries && r < block.facts.packed_rows && byte < args.head_dim * kElementBytes;
     const u32 place = to + kQueryTile.offset(r, unit);
     if (exists && args.rotary_pairs != 0)
       gather_query(block, row, byte, place);

@@ -106,8 +106,7 @@ struct Computer {
 #pragma unroll
       for (int i = 0; i < kBlockKeys / 16; ++i)
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-          p[i][n] = pack(s[0][2 * i + n / 2][n % 2 * 2], s[0][2 * i + n / 2][n % 2 * 2 + 1]);
+        for (int n = 0; n < 4; ++n) p[i][n] = pack(s[0][2 * i + n / 2][n % 2 * 2], s[0][2 * i + n / 2][n % 2 * 2 + 1]);
       pass_weights(p, factor);
       rescale(o, factor);
       if (!shares) wait_tile();

@@ -133,8 +133,7 @@ std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 til
   if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
   if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
-  const i64 units =
-      saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem, tile) + kEndingTiles + 1);
+  const i64 units = saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem, tile) + kEndingTiles + 1);
   if (units > kMostBlocks)
     return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", tile,
                 " keys, where the cache is full, not ", units);

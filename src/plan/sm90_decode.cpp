@@ -15,7 +15,7 @@ constexpr i32 kRows = 64, kKeys = 64;  // packed rows of a thread block, keys of
 constexpr i32 kComputeWarps = 8, kBringWarps = 4, kStages = 2;
 constexpr i64 kNarrowest = 256;  // narrower heads are not for this kernel
 constexpr i32 kWidestHead = 576;
-constexpr i64 kUnitColumns = 8;  // of 16 bits, a copy
+constexpr i64 kUnitColumns = 8;   // of 16 bits, a copy
 constexpr i64 kAlignment = 1024;  // of tiles, that the kernel makes itself
 
 i64 shared_bytes(const DecodeConstants& constants) {
@@ -32,8 +32,8 @@ std::string refusal(const Problem& problem, const Machine& machine) {
     return text("takes bf16 and fp16, not ", problem.dtype);
   const auto fits = [](i64 width, i64 widest) { return width % kUnitColumns == 0 && width <= widest; };
   if (!fits(problem.head_dim, kWidestHead) || !fits(problem.value_dim, kWidestValue))
-    return text("decodes head dims that are multiples of ", kUnitColumns, " up to d=", kWidestHead, " dv=",
-                kWidestValue, ", not d=", problem.head_dim, " dv=", problem.value_dim);
+    return text("decodes head dims that are multiples of ", kUnitColumns, " up to d=", kWidestHead,
+                " dv=", kWidestValue, ", not d=", problem.head_dim, " dv=", problem.value_dim);
   if (problem.bias.given) return "has no bias";
   if (problem.mask.given) return "has no mask";
   if (problem.rules.dropout > 0) return "has no dropout";
