@@ -50,7 +50,7 @@ inline void bring(const Block& block, const Tiles& tiles, Ring& ring, bool share
     fill(key_row, key_bytes);
     if (!shares) fill(value_row, value_bytes);
   }
-  if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.signals.broken = true;
+  if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.beside.broken = true;
 }
 
 // All packed rows of Q, by the threads that compute; rows and columns that do not exist are 0.

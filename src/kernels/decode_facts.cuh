@@ -15,6 +15,7 @@ struct Facts : Share {
   i32 first_tile, end_tile;  // of the share
   Keys seen[kBlockQueries];  // by each packed row
   Keys hull, common;         // of what some row sees, and what all do
+  bool last;                 // of the blocks that have a part of the row
 };
 
 struct PackedRow {

@@ -176,13 +176,12 @@ inline void join_row(const Block& block, int r, RowSum* weights) {
 
 // Whether all blocks that have a part of the row have stored it, this one among them.
 inline bool is_last(const Block& block) {
-  __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0)
-    last = brings_last_part(SharedWord{block.args.tickets + block.facts.slots.first},
-                            static_cast<u64>(block.facts.slots.count));
+    block.facts.last = brings_last_part(SharedWord{block.args.tickets + block.facts.slots.first},
+                                        static_cast<u64>(block.facts.slots.count));
   __syncthreads();
-  return last;
+  return block.facts.last;
 }
 
 inline void join_blocks(const Block& block) {

@@ -182,6 +182,7 @@ class Line {
       return false;
     }
     const u32 tile = (row - s * rows) / static_cast<u32>(args_.kv_heads);
+    __syncwarp();  // all have read the state
     if (thread_ == 0) {
       const i32 filled = plain_filled(static_cast<i32>(s)), tiles = max_of(plain_tiles(filled), 1);
       LineSequence& sequence = share.sequence;
@@ -253,6 +254,7 @@ class Line {
   bool find(Share& share) {
     const i32 unit = state_.unit, first = state_.first;
     i32 before = state_.before;
+    __syncwarp();  // all have read the state
     const bool ends = unit >= state_.end || first >= state_.sequences;
     if (ends && thread_ == 0) share.kv_head = -1;
     bool found = ends;

@@ -85,7 +85,7 @@ struct Computer {
     for (int i = 0; i < kBlockKeys / 16; ++i) store_matrices(weights_row(2 * i), p[i][0], p[i][1], p[i][2], p[i][3]);
     if (at.c == 0)
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) tiles.signals.factors[at.row(r)] = factor[r];
+      for (int r = 0; r < kRows; ++r) tiles.beside.factors[at.row(r)] = factor[r];
     pass(kWeightsReady, kComputeThreads);
   }
 
@@ -124,7 +124,7 @@ struct Computer {
 #pragma unroll
       for (int i = 0; i < kBlockKeys / 16; ++i) load_matrices(weights_row(2 * i), p[i]);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) factor[r] = tiles.signals.factors[at.row(r)];
+      for (int r = 0; r < kRows; ++r) factor[r] = tiles.beside.factors[at.row(r)];
       pass(kWeightsTaken, kComputeThreads);
       rescale(o, factor);
       if (!shares) release_tile();
@@ -182,7 +182,7 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   __syncthreads();
   store_block(block, [&](int r, int column) {
     const RowSum sum = block.sums[r];
-    return JoinedColumns{{sum.maximum, tiles.signals.broken ? as_float(0x7fffffffu) : sum.sum},
+    return JoinedColumns{{sum.maximum, tiles.beside.broken ? as_float(0x7fffffffu) : sum.sum},
                          *reinterpret_cast<const float4*>(block.outputs + r * kOutputStride + column)};
   });
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
@@ -193,23 +193,23 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     decode_sm90(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  extern __shared__ __align__(16) char memory[];
-  __shared__ Facts facts;
-  __shared__ LineState state;
-  __shared__ RowSum sums[kBlockQueries];
-  __shared__ Signals signals;
-  char* const aligned = memory + (0u - shared_address(memory)) % kTileAlignment;
-  const Tiles tiles{shared_address(aligned), signals};
-  const Block block{args, facts, aligned, reinterpret_cast<float*>(aligned + kStagesAt), sums};
-  if (threadIdx.x == 0) tiles.init_barriers();
+  extern __shared__ __align__(kTileAlignment) char memory[];
+  Beside& beside = *reinterpret_cast<Beside*>(memory + kBesideAt);
+  Facts& facts = beside.facts;
+  const Tiles tiles{shared_address(memory), beside};
+  const Block block{args, facts, memory, reinterpret_cast<float*>(memory + kStagesAt), beside.sums};
+  if (threadIdx.x == 0) {
+    if (tiles.base % kTileAlignment != 0) __trap();
+    tiles.init_barriers();
+  }
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
-  Line line(args, state, reinterpret_cast<LineSequence*>(aligned + kStagesAt));
+  Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));
   line.begin();
   for (;;) {
     line.next(facts, [&] {
-      gather_facts(args, facts, state.plain);
-      if (threadIdx.x == 0) signals.broken = false;
+      gather_facts(args, facts, beside.line.plain);
+      if (threadIdx.x == 0) beside.broken = false;
     });
     if (facts.kv_head < 0) return;
     if (facts.begin >= facts.end) continue;

@@ -36,29 +36,33 @@ constexpr SmemTile kWeightTile = chunked(kBlockQueries, kBlockKeys);
 constexpr u32 kStagesAt = static_cast<u32>(kQueryTile.bytes());
 constexpr u32 kWeightsAt = kStagesAt + static_cast<u32>(kStages * kStageTile.bytes());
 
-// In place of the stages once their tiles are used.
+// In place of stages and weights once they are used.
 constexpr int kOutputStride = kColumns + 8;  // floats; a quarter of a warp's lanes writes to different banks
-static_assert(kBlockQueries * kOutputStride * 4 <= kStages * kStageTile.bytes());
+static_assert(kBlockQueries * kOutputStride * 4 <= kStages * kStageTile.bytes() + kWeightTile.bytes());
 static_assert(kThreads * kLineSequenceBytes <= kStages * kStageTile.bytes());
 
 // Beside the tiles.
-struct Signals {
-  u64 full[kStages], empty[kStages];
+struct Beside {
+  Facts facts;
+  LineState line;
+  RowSum sums[kBlockQueries];
   float factors[kBlockQueries];  // of what was accumulated before, with the weights
   bool broken;                   // an entry of the table was no page
 };
+constexpr u32 kBarriersAt = kWeightsAt + static_cast<u32>(kWeightTile.bytes()), kBesideAt = kBarriersAt + 16 * kStages;
+static_assert(kBesideAt + sizeof(Beside) <= kSharedBytes, "the planner's bytes are enough");
 
 // barrier   count                       arrives                               waits
 // full      a thread that brings        each when its copies have landed      all threads that compute
 // empty     a warp that computes        a lane of each                        all threads that bring
 struct Tiles {
-  u32 base;  // shared address of the tiles
-  Signals& signals;
+  u32 base;  // shared address
+  Beside& beside;
 
   u32 stage(const Ring& at) const { return base + kStagesAt + static_cast<u32>(at.stage * kStageTile.bytes()); }
   u32 weights() const { return base + kWeightsAt; }
-  u32 full(const Ring& at) const { return shared_address(&signals.full[at.stage]); }
-  u32 empty(const Ring& at) const { return shared_address(&signals.empty[at.stage]); }
+  u32 full(const Ring& at) const { return base + kBarriersAt + static_cast<u32>(8 * at.stage); }
+  u32 empty(const Ring& at) const { return full(at) + 8 * kStages; }
 
   void init_barriers() const {
     for (Ring at; at.phase == 0; at.next()) {

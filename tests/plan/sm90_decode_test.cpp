@@ -74,7 +74,7 @@ TEST(Sm90DecodePlan, refuses_by_name_what_it_does_not_compute) {
   EXPECT_EQ(refusal({.address = (1 << 20) + 8}),
             "needs q, k and v with adjoining columns, and rows at multiples of 16 bytes");
   EXPECT_EQ(refusal({.b = 1 << 15, .sq = 1 << 15, .slots = 1 << 16}),
-            "takes up to 2147482623 tiles of 64 query rows by 64 keys, where the cache is full, not 277830696960");
+            "takes up to 2147482623 tiles of 64 query rows by 64 keys, where the cache is full, not 276756955136");
 }
 
 TEST(Sm90DecodePlan, scratch_is_two_slots_of_a_block_or_one_of_a_split) {

@@ -90,6 +90,19 @@ template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
 inline void commit_copies() {}
 template <int n> void wait_copies() {}  // they came at once
 
+// ---- global memory
+struct SharedWord {
+  u64* at;
+
+  u64 add(u64 x) const { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
+  u64 swap_if(u64 expected, u64 x) const {
+    __atomic_compare_exchange_n(at, &expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return expected;
+  }
+  u64 read() const { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }
+  void write(u64 x) const { __atomic_store_n(at, x, __ATOMIC_SEQ_CST); }
+};
+
 // ---- registers
 inline u32 thread_index() { return threadIdx.x; }
 inline float min_or_nan(float a, float b) { return a != a || b != b ? a + b : a < b ? a : b; }
