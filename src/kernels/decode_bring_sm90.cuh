@@ -18,37 +18,29 @@ inline void copy_rows(u32 tile, int first, const char* rows, int bytes) {
   }
 }
 
-// By the warps that bring. What the engine reads ahead into L2 keeps memory busy while no stage is free.
+// By the warps that bring. Where a tile's rows are is looked up while the one before it is on its way.
 inline void bring(const Block& block, const Tiles& tiles, Ring& ring, bool shares, int warp) {
   const DecodeArgs& args = block.args;
   const int first = warp * (kBlockKeys / kBringWarps), lane = static_cast<int>(threadIdx.x % kWarp);
-  const int key_bytes = args.head_dim * kElementBytes, value_bytes = args.value_dim * kElementBytes;
   const i32 end = block.facts.end_tile;
   if (block.facts.first_tile >= end) return;  // there may be no row to look for
   HeadRows keys(block, args.k), values(block, args.v);
-  const char *key_row = nullptr, *value_row = nullptr, *next_key_row = nullptr, *next_value_row = nullptr;
-  const auto look = [&](i32 tile) {
-    const i32 key = tile * kTileKeys + first + lane;
-    next_key_row = keys.row_of(key);
-    if (!shares) next_value_row = values.row_of(key);
-    if (lane >= kBlockKeys / kBringWarps || tile >= end) return;
-    prefetch_row(next_key_row, static_cast<u32>(key_bytes));
-    if (!shares) prefetch_row(next_value_row, static_cast<u32>(value_bytes));
-  };
-  const auto fill = [&](const char* rows, int bytes) {
+  const auto fill = [&](const char* rows, i32 columns) {
     wait_barrier(tiles.empty(ring), ring.phase ^ 1);
-    copy_rows(tiles.stage(ring), first, rows, bytes);
+    copy_rows(tiles.stage(ring), first, rows, columns * kElementBytes);
     arrive_after_copies(tiles.full(ring));
     ring.next();
   };
-  look(block.facts.first_tile);
+  i32 key = block.facts.first_tile * kTileKeys + first + lane;
+  const char *key_row = keys.row_of(key), *value_row = shares ? nullptr : values.row_of(key);
 #pragma unroll 1
   for (i32 tile = block.facts.first_tile; tile < end; ++tile) {
-    key_row = next_key_row;
-    value_row = next_value_row;
-    look(tile + 1);
-    fill(key_row, key_bytes);
-    if (!shares) fill(value_row, value_bytes);
+    key += kTileKeys;
+    fill(key_row, args.head_dim);
+    key_row = keys.row_of(key);
+    if (shares) continue;
+    fill(value_row, args.value_dim);
+    value_row = values.row_of(key);
   }
   if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.beside.broken = true;
 }

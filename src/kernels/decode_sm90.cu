@@ -5,7 +5,7 @@
 // the weights, which go through shared memory; both add P V to half of O's columns each: 64 rows x 512 columns of fp32 are half of
 // a multiprocessor's registers. Two warps bring tiles, and where V is a part of K's memory a tile serves as both.
 #include "kernels/decode_bring_sm90.cuh"
-#include "kernels/decode_results.cuh"
+#include "kernels/decode_join_sm90.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
@@ -180,12 +180,8 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
     grow_registers<kRegisters>();
   }
   __syncthreads();
-  store_block(block, [&](int r, int column) {
-    const RowSum sum = block.sums[r];
-    return JoinedColumns{{sum.maximum, tiles.beside.broken ? as_float(0x7fffffffu) : sum.sum},
-                         *reinterpret_cast<const float4*>(block.outputs + r * kOutputStride + column)};
-  });
-  if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
+  store_rows(block, tiles.beside.broken);
+  if (block.facts.slots.count > 1 && is_last(block)) join_rows(block);
 }
 
 }  // namespace narrows

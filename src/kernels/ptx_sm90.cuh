@@ -53,10 +53,6 @@ inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
                "r"(from), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence)
                : "memory");
 }
-// So many bytes to L2; they and the address are multiples of 16.
-inline void prefetch_row(const char* at, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
-}
 inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until the engine has read what it stores; until it has stored it.
 inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

@@ -140,11 +140,12 @@ std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 til
   return "";
 }
 
-void share_out(Plan& plan, const Problem& problem, i64 columns) {
+void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts) {
   if (problem.batch_invariant)
     plan.split_keys = kInvariantTiles * plan.key_block;
   else if (problem.num_splits)
-    plan.most_splits = static_cast<int>(std::min<i64>(problem.num_splits, key_tiles(problem, plan.key_block)));
+    plan.most_splits =
+        static_cast<int>(std::min({i64{problem.num_splits}, key_tiles(problem, plan.key_block), most_parts}));
   const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
   plan.workspace = {{"tickets", bytes(slots, 8)},
@@ -224,7 +225,7 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   plan.rereads_queries = constants.wide;
   plan.shared_bytes = decode_shared_bytes(constants);
   plan.blocks = i64{std::max(machine.multiprocessors, 1)} * constants.resident_blocks;
-  share_out(plan, problem, decode_columns(constants));
+  share_out(plan, problem, decode_columns(constants), kMostBlocks);
   const double rate = machine.flops_per_second * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
   plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
   return plan;

@@ -44,8 +44,9 @@ i64 decode_row_tiles(const Problem& problem, i64 packed_rows);
 
 /// Why caches or tensors are too large for a kernel with thread blocks of so many packed rows and tiles of so many keys.
 std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 tile);
-/// How keys are split, and scratch for partial results of so many columns. Of a plan that has thread blocks and tiles.
-void share_out(Plan& plan, const Problem& problem, i64 columns);
+/// How keys are split, and scratch for partial results of so many columns, a row's at most most_parts. Of a plan that has thread
+/// blocks and tiles.
+void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts);
 
 /// Scratch, in the order of the plan's regions.
 enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs };

@@ -13,6 +13,7 @@ using namespace sm80;
 
 constexpr i32 kRows = 64, kKeys = 64;  // packed rows of a thread block, keys of a tile
 constexpr i32 kComputeWarps = 8, kBringWarps = 4, kStages = 2;
+constexpr i32 kMostParts = 240;  // of a row, whose weights take the place of Q's tile
 constexpr i64 kNarrowest = 256;  // narrower heads are not for this kernel
 constexpr i32 kWidestHead = 576;
 constexpr i64 kUnitColumns = 8;  // of 16 bits, a copy
@@ -57,6 +58,7 @@ Program decode_sm90_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
   config.tiles_and_rules(constants, 32 * constants.warps);
   config.number("kStages", kStages);
+  config.number("kMostParts", kMostParts);
   config.number("kSharedBytes", static_cast<int>(shared_bytes(constants)));
   config.add(sm90::products_text(constants.element, constants.key_block, constants.value_width / 2));
   return {"decode_sm90.cu", "decode_sm90", config.text()};
@@ -75,8 +77,8 @@ std::variant<Plan, Refusal> consider_sm90_decode(const Problem& problem, const W
   plan.resident_blocks = 1;
   plan.copy_bytes = 16;
   plan.shared_bytes = shared_bytes(decode_constants(problem, plan));
-  plan.blocks = std::max(machine.multiprocessors, 1);
-  share_out(plan, problem, plan.value_width);
+  plan.blocks = std::clamp(machine.multiprocessors, 1, kMostParts);
+  share_out(plan, problem, plan.value_width, kMostParts);
   plan.prediction = predict(work.flops, work.fused_bytes, machine.flops_per_second, machine.bytes_per_second);
   return plan;
 }

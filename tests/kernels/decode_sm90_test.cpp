@@ -24,7 +24,7 @@ namespace decode_of_sm90 {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 128, kValueDim = 128, kBlockQueries = 64, kBlockKeys = 64, kWarps = 12,
-                               kThreads = 384, kStages = 2, kCopyBytes = 16, kSharedBytes = 65536;
+                               kThreads = 384, kStages = 2, kCopyBytes = 16, kMostParts = 32, kSharedBytes = 65536;
 [[maybe_unused]] constexpr bool kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
                                 kDropout = false;
 }  // namespace narrows
@@ -175,7 +175,8 @@ struct CachedCall {
         expected[size(x)] +=
             weight * value(shares ? k[size(row(s, j) * kWidth + x)] : v[size(row(s, j) * kValueWidth + x)]);
     }
-    ASSERT_NEAR(lse[size((static_cast<i32>(s) * heads + h) * queries + i)], most + std::log(sum), 1e-5 * (1 + std::abs(most)))
+    ASSERT_NEAR(lse[size((static_cast<i32>(s) * heads + h) * queries + i)], most + std::log(sum),
+                1e-5 * (1 + std::abs(most)))
         << s << " row " << i << " head " << h;
     for (i32 x = 0; x < kValueWidth; ++x)
       ASSERT_NEAR(value(o[size(first * kValueWidth + x)]), expected[size(x)] / sum, 2e-2)

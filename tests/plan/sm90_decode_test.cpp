@@ -86,6 +86,7 @@ TEST(Sm90DecodePlan, scratch_is_two_slots_of_a_block_or_one_of_a_split) {
   EXPECT_EQ(bytes({.h = 128}), 2 * 132 * slot);
   EXPECT_EQ(bytes({}, {.num_splits = 1}), 0);
   EXPECT_EQ(bytes({.b = 8, .h = 128}, {.num_splits = 4}), 8 * 2 * 4 * slot);
+  EXPECT_EQ(bytes({.slots = 1 << 20}, {.num_splits = 1000}), 2 * 240 * slot) << "more weights find no room on chip";
 }
 
 TEST(Sm90DecodePlan, fits_the_device_and_needs_few_programs) {

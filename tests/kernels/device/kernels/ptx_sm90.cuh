@@ -72,7 +72,6 @@ inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
     if (element) std::memcpy(element, &x, sizeof x);
   });
 }
-inline void prefetch_row(const char*, u32) {}
 inline void commit_stores() {}
 inline void wait_stores_read() {}
 inline void wait_stores() {}
