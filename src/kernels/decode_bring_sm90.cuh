@@ -45,21 +45,27 @@ inline void bring(const Block& block, const Tiles& tiles, Ring& ring, bool share
   if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.beside.broken = true;
 }
 
-// All packed rows of Q, by the threads that compute; rows and columns that do not exist are 0.
+// All packed rows of Q, by the threads that compute, some of which share a row; rows and columns that do not exist are 0.
 inline void load_queries(const Block& block, u32 to) {
+  constexpr int kSharers = kComputeThreads / kBlockQueries, kRowUnits = kQueryTile.row_bytes / kUnitBytes;
   const DecodeArgs& args = block.args;
-  constexpr int kRowUnits = kQueryTile.row_bytes / kUnitBytes;
-#pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowUnits; index += kComputeThreads) {
-    const int r = index / kRowUnits, unit = index % kRowUnits, byte = unit * kUnitBytes;
-    const PackedRow row = packed_row(args, block.facts, r);
-    const bool exists =
-        row.query < block.facts.sequence.queries && r < block.facts.packed_rows && byte < args.head_dim * kElementBytes;
-    const u32 place = to + kQueryTile.offset(r, unit);
-    if (exists && args.rotary_pairs != 0)
-      gather_query(block, row, byte, place);
-    else
-      copy_async<kUnitBytes>(place, exists ? query_row(block, row) + byte : args.q.data, exists);
+  const int r = static_cast<int>(threadIdx.x) / kSharers, first = static_cast<int>(threadIdx.x) % kSharers;
+  const PackedRow row = packed_row(args, block.facts, r);
+  const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows;
+  const int bytes = exists ? args.head_dim * kElementBytes : 0;
+  const char* const from = exists ? query_row(block, row) : args.q.data;
+  if (args.rotary_pairs == 0) {
+#pragma unroll
+    for (int unit = first; unit < kRowUnits; unit += kSharers)
+      copy_async<kUnitBytes>(to + kQueryTile.offset(r, unit), from + unit * kUnitBytes, unit * kUnitBytes < bytes);
+  } else {
+    for (int unit = first; unit < kRowUnits; unit += kSharers) {
+      const u32 place = to + kQueryTile.offset(r, unit);
+      if (unit * kUnitBytes < bytes)
+        gather_query(block, row, unit * kUnitBytes, place);
+      else
+        store_shared128(place, {0, 0, 0, 0});
+    }
   }
   commit_copies();
   wait_copies<0>();

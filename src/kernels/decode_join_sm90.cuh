@@ -48,41 +48,42 @@ inline void store_rows(const Block& block, bool broken) {
   }
 }
 
-// The factors of all parts, and the results of all rows without their columns.
-inline void weigh_parts(const Block& block, JoinRoom& room) {
-  const PartSlots slots = block.facts.slots;
+// The factors of all parts, and the sums of all rows.
+inline void weigh_parts(const Block& block, const PartSlots& slots, JoinRoom& room) {
   const i32 r = static_cast<i32>(threadIdx.x) % kBlockQueries, looker = static_cast<i32>(threadIdx.x) / kBlockQueries;
-  const float2* const sums = reinterpret_cast<const float2*>(block.args.sums) + r;
-  float most = kHidden;
-  for (i32 part = looker; part < slots.count; part += kLookers)
-    most = fmaxf(most, __ldcg(sums + i64{slots.slot(part)} * kBlockQueries).x);
+  const auto sum_of = [&](i32 part) {
+    if (part >= slots.count) return float2{kHidden, 0.f};
+    return __ldcg(reinterpret_cast<const float2*>(block.args.sums) + i64{slots.slot(part)} * kBlockQueries + r);
+  };
+  const float2 own = sum_of(looker);
+  float most = own.x;
+  for (i32 part = looker + kLookers; part < slots.count; part += kLookers) most = fmaxf(most, sum_of(part).x);
   room.most[looker][r] = most;
   __syncthreads();
 #pragma unroll
   for (int other = 0; other < kLookers; ++other) most = fmaxf(most, room.most[other][r]);
   float* const weights = block.outputs + r * kOutputStride;
   for (i32 part = looker; part < slots.count; part += kLookers) {
-    const float2 sum = __ldcg(sums + i64{slots.slot(part)} * kBlockQueries);
+    const float2 sum = part == looker ? own : sum_of(part);
     const float factor = factor_between(block.args.units, sum.x, most);
     room.factors[part][r] = factor;
     weights[part] = factor * sum.y;
   }
   __syncthreads();
-  if (looker == 0 && r < block.facts.packed_rows) {
+  if (looker == 0) {
     float sum = 0.f;
 #pragma unroll 4
     for (i32 part = 0; part < slots.count; ++part) sum += weights[part];
-    room.results[r] = result_of_row(block, r, {most, sum}, true);
+    block.sums[r] = {most, sum};
   }
   __syncthreads();
 }
 
-inline void join_rows(const Block& block) {
-  constexpr int kRowsAtOnce = 4;
+// store(r, column, x) for columns of all rows, each from all parts.
+template <class Store> inline void join_columns(const Block& block, const PartSlots& slots, const Store& store) {
+  constexpr int kRowsAtOnce = 8;
   constexpr i64 kSlot = kBlockQueries * kColumns;
-  JoinRoom& room = *reinterpret_cast<JoinRoom*>(block.queries);
-  weigh_parts(block, room);
-  const PartSlots slots = block.facts.slots;
+  const JoinRoom& room = *reinterpret_cast<const JoinRoom*>(block.queries);
   const i32 column = own_column(), rows = block.facts.packed_rows;
 #pragma unroll 1
   for (i32 first = own_row(); first < rows; first += kRowsAtOnce * kColumnStep) {
@@ -98,8 +99,59 @@ inline void join_rows(const Block& block) {
     }
 #pragma unroll
     for (int n = 0; n < kRowsAtOnce; ++n)
-      if (const i32 r = first + n * kColumnStep; r < rows) store_result(block, room.results[r], column, x[n]);
+      if (const i32 r = first + n * kColumnStep; r < rows) store(r, column, x[n]);
   }
+}
+
+// Some parts become one in the place of the first of them.
+inline void join_group(const Block& block, const PartSlots& slots) {
+  const i64 first = i64{slots.first} * kBlockQueries;
+  weigh_parts(block, slots, *reinterpret_cast<JoinRoom*>(block.queries));
+  if (const i32 r = static_cast<i32>(threadIdx.x); r < block.facts.packed_rows)
+    block.args.sums[first + r] = block.sums[r];
+  join_columns(block, slots, [&](i32 r, i32 column, const float4& x) {
+    *reinterpret_cast<float4*>(block.args.outputs + (first + r) * kColumns + column) = x;
+  });
+}
+
+inline void join_rows(const Block& block, const PartSlots& slots) {
+  JoinRoom& room = *reinterpret_cast<JoinRoom*>(block.queries);
+  weigh_parts(block, slots, room);
+  if (const i32 r = static_cast<i32>(threadIdx.x); r < block.facts.packed_rows)
+    room.results[r] = result_of_row(block, r, block.sums[r], true);
+  __syncthreads();
+  join_columns(block, slots,
+               [&](i32 r, i32 column, const float4& x) { store_result(block, room.results[r], column, x); });
+}
+
+// Whether the block is the last of those that bring the parts counted in that slot's ticket, after all of it has stored its own.
+inline bool is_last(const Block& block, bool& last, i32 slot, i32 parts) {
+  __syncthreads();
+  if (threadIdx.x == 0) last = brings_last_part(SharedWord{block.args.tickets + slot}, static_cast<u64>(parts));
+  __syncthreads();
+  return last;
+}
+
+// Parts of a row that a block has left are joined by the last one to leave one; where they are many, in groups by the last one of
+// each group before, because one multiprocessor takes long to read them all.
+inline void join(const Block& block, bool& last) {
+  constexpr i32 kMostAtOnce = 8;
+  PartSlots slots = block.facts.slots;
+  i32 ticket = slots.first;
+  if (slots.count > kMostAtOnce) {
+    i32 group = 3;
+    while (group * group < slots.count) ++group;
+    const i32 first = block.facts.part / group * group;
+    const PartSlots own{min_of(group, slots.count - first), slots.slot(first), slots.other + first * slots.step,
+                        slots.step};
+    if (own.count > 1) {
+      if (!is_last(block, last, own.first, own.count)) return;
+      join_group(block, own);
+    }
+    ticket = slots.slot(1);  // no group begins with it
+    slots = {ceil_div(slots.count, group), slots.first, slots.other, slots.step * group};
+  }
+  if (is_last(block, last, ticket, slots.count)) join_rows(block, slots);
 }
 
 }  // namespace narrows

@@ -181,7 +181,7 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   }
   __syncthreads();
   store_rows(block, tiles.beside.broken);
-  if (block.facts.slots.count > 1 && is_last(block)) join_rows(block);
+  if (block.facts.slots.count > 1) join(block, tiles.beside.last);
 }
 
 }  // namespace narrows

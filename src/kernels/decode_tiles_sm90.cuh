@@ -48,6 +48,7 @@ struct Beside {
   RowSum sums[kBlockQueries];
   float factors[kBlockQueries];  // of what was accumulated before, with the weights
   bool broken;                   // an entry of the table was no page
+  bool last;                     // of the blocks that have a part of the rows
 };
 constexpr u32 kBarriersAt = kWeightsAt + static_cast<u32>(kWeightTile.bytes()), kBesideAt = kBarriersAt + 16 * kStages;
 static_assert(kBesideAt + sizeof(Beside) <= kSharedBytes, "the planner's bytes are enough");

@@ -208,6 +208,12 @@ TEST(KernelDecodeSm90, rows_of_one_length_are_cut_alike_and_joined) {
   call.expect_all();
 }
 
+TEST(KernelDecodeSm90, many_parts_are_joined_in_groups) {
+  CachedCall call({640}, 16, 1, 0, true);
+  call.run(10, false, 10);
+  call.expect_all();
+}
+
 TEST(KernelDecodeSm90, an_entry_that_is_no_page_makes_its_sequence_nan) {
   CachedCall call({90, 70}, 16, 1, 16, true);
   call.table[2] = 99;
