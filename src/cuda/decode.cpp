@@ -85,15 +85,34 @@ i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffer
   return narrow(std::max<i64>(most, -1));
 }
 
+/// Of a dense call. Its rows are no more than tiles, which the planner has counted.
+void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const i32 rows_of_sequence = args.kv_heads * narrow(decode_row_tiles(problem, plan.query_block));
+  const i32 rows = args.batch * rows_of_sequence;
+  args.by_rows = divider(std::max(rows, 1));
+  args.by_sequence_rows = divider(std::max(rows_of_sequence, 1));
+  const i32 tiles = ceil_div(args.capacity, narrow(kDecodeTile));
+  const i32 splits = splits_of(tiles, most_splits(rows, args.line_blocks));
+  args.by_splits = divider(splits);
+  if (cut_alike(rows * splits, args.line_blocks)) args.plain_filled = plain_filled(problem, plan, buffers);
+}
+
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const i32 blocks = narrow(plan.blocks);
   args.splits = plan.most_splits;
   args.fixed_split = narrow(plan.split_keys / kDecodeTile);
-  args.row_tiles = narrow(decode_row_tiles(problem, plan.query_block));
-  const i32 rows = args.batch * args.kv_heads * args.row_tiles;  // no more than tiles, which the planner has counted
-  args.plain_splits = most_splits(rows, blocks);
-  if (problem.query_form == QueryForm::dense && fills(rows * args.plain_splits, blocks))
-    args.plain_filled = plain_filled(problem, plan, buffers);
+  args.line_blocks = narrow(plan.blocks);
+  args.by_tile_rows = divider(args.kv_heads);
+  args.by_group = divider(args.group);
+  args.by_page = divider(args.page_size);
+  if (problem.query_form == QueryForm::dense) set_plain(args, problem, plan, buffers);
+}
+
+/// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
+/// end, or those of the line.
+unsigned decode_blocks(const DecodeArgs& args) {
+  if (args.plain_filled < 0) return static_cast<unsigned>(args.line_blocks);
+  const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
+  return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
 }
 
 struct Kernels {
@@ -152,7 +171,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
-  const Grid grid{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps),
+  const Grid grid{decode_blocks(args), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};
   launch(*kernels.decode, grid, stream, args);
 }

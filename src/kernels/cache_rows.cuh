@@ -18,10 +18,10 @@ struct Slot {
 
 inline Slot slot_of(const DecodeArgs& args, const CacheFacts& facts, i32 slot) {
   if (args.table == nullptr) return {facts.row, slot, false, 0};
-  const u32 size = static_cast<u32>(args.page_size), page = static_cast<u32>(slot) / size;
+  const auto [page, number] = args.by_page.divide(slot);
   const i32 entry = args.table[facts.row * args.table_row + page * args.table_stride];
   const i32 row = clamp_to(entry, 0, args.pages - 1);
-  return {row, static_cast<i32>(static_cast<u32>(slot) - page * size), row != entry, entry};
+  return {row, number, row != entry, entry};
 }
 
 // Element x of a row at a position, turned by the angle of its pair.

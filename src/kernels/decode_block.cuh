@@ -22,8 +22,8 @@ struct PackedRow {
 };
 
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  const u32 index = static_cast<u32>(facts.first_row + r), group = static_cast<u32>(args.group), query = index / group;
-  return {static_cast<i32>(query), facts.kv_head * args.group + static_cast<i32>(index - query * group)};
+  const auto [query, head] = args.by_group.divide(facts.first_row + r);
+  return {query, facts.kv_head * args.group + head};
 }
 
 struct Block {
@@ -36,21 +36,15 @@ struct Block {
 
 constexpr int kOutputStride = kColumns + 4;  // floats
 
-// What row i sees where nothing but the diagonal limits it.
-inline Keys plain_keys(const DecodeArgs& args, const CacheFacts& facts, i32 i) {
-  const i32 past = static_cast<i32>(facts.shift) + i + 1;
-  return {0, args.visibility.right == 0 ? clamp_to(past, 0, facts.keys) : facts.keys};
-}
-
 // By the first warp, of a share that it has found.
-inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
+inline void gather_facts(const DecodeArgs& args, Facts& facts) {
   const i32 lane = static_cast<i32>(threadIdx.x);
   const LineSequence& sequence = facts.sequence;
   const i32 first = facts.tile * kBlockQueries;
-  const i32 i = static_cast<i32>(static_cast<u32>(first + lane) / static_cast<u32>(args.group));
+  const i32 i = args.by_group.quotient(first + lane);
   const bool exists = lane < kBlockQueries && i < sequence.queries && !sequence.broken;
   Keys seen{0, 0};
-  if (exists) seen = plain ? plain_keys(args, sequence, i) : seen_keys(args, sequence, i);
+  if (exists) seen = seen_keys(args, sequence, i);
   const bool sees = seen.begin < seen.end;
   const Keys hull{__reduce_min_sync(~0u, sees ? seen.begin : kMostKey), __reduce_max_sync(~0u, sees ? seen.end : 0)};
   const Keys common{__reduce_max_sync(~0u, exists ? seen.begin : 0),
@@ -134,38 +128,42 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
 // All packed rows of Q, to shared memory; rows that do not exist are 0. What a thread asks for first it stores last.
 class QueryLoad {
  public:
-  explicit QueryLoad(const Block& block) : block_(block) { begin(static_cast<int>(threadIdx.x)); }
+  explicit QueryLoad(const Block& block) : block_(block), index_(static_cast<int>(threadIdx.x)) { begin(); }
 
   void finish() {
 #pragma unroll 1
-    for (int index = static_cast<int>(threadIdx.x);;) {
-      if (index < kPieces && !gathers_) store_shared128(place_, piece_);
-      index += kThreads;
-      if (index >= kPieces) return;
-      begin(index);
+    while (index_ < kPieces) {
+      if (gathers_)
+        gather_query(block_, row_, byte_, place());
+      else
+        store_shared128(place(), piece_);
+      index_ += kThreads;
+      if (index_ < kPieces) begin();
     }
   }
 
  private:
   static constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes, kPieces = kBlockQueries * kRowPieces;
 
-  void begin(int index) {
+  void begin() {
     const DecodeArgs& args = block_.args;
-    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
-    const PackedRow row = packed_row(args, block_.facts, r);
-    const bool exists = row.query < block_.facts.sequence.queries && r < block_.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
-    place_ = shared_address(block_.queries) + static_cast<u32>(r * kQueryStride + byte);
+    const int r = index_ / kRowPieces;
+    byte_ = index_ % kRowPieces * kUnitBytes;
+    row_ = packed_row(args, block_.facts, r);
+    const bool exists = row_.query < block_.facts.sequence.queries && r < block_.facts.packed_rows &&
+                        byte_ < args.head_dim * kElementBytes;
     gathers_ = exists && (kCopyBytes == 0 || args.rotary_pairs != 0);
     for (u32& word : piece_) word = 0;
-    if (gathers_)
-      gather_query(block_, row, byte, place_);
-    else
-      load_stream_if(exists, query_row(block_, row) + byte, piece_);
+    load_stream_if(exists && !gathers_, query_row(block_, row_) + byte_, piece_);
+  }
+
+  u32 place() const {
+    return shared_address(block_.queries) + static_cast<u32>(index_ / kRowPieces * kQueryStride + byte_);
   }
 
   const Block& block_;
-  u32 place_;
+  int index_, byte_;
+  PackedRow row_;
   bool gathers_;
   u32 piece_[4];
 };

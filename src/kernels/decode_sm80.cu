@@ -3,6 +3,7 @@
 //
 // A thread block takes a stretch of the line of all work (decode_rows.cuh). Of one row's tiles of 16 keys its warps take turns;
 // they meet when the stretch or the row ends. A tile's K is asked for when the one before it has been multiplied, its V likewise.
+#include "kernels/decode_plain.cuh"
 #include "kernels/decode_results.cuh"
 #include "kernels/decode_scores.cuh"
 
@@ -134,7 +135,6 @@ inline void work_on(const Block& block) {
   if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
-  weigh_warps(block);
   store_block(block);
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
 }
@@ -147,14 +147,24 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   extern __shared__ __align__(128) char memory[];
   __shared__ Facts facts;
   __shared__ LineState state;
-  __shared__ RowSum sums[(kWarps + 1) * kBlockQueries];
+  __shared__ RowSum sums[kWarps * kBlockQueries];
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
   const Block block{args, facts, memory, outputs, sums};
   Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
-  line.begin();
-  for (;;) {
-    line.next(facts, [&] { gather_facts(args, facts, state.plain); });
+  PlainPiece piece(args, static_cast<i32>(blockIdx.x));  // before the other lengths: its own is on its way meanwhile
+  const i32 splits = plain_splits(args);
+  if (splits == 0) line.begin();
+  for (i32 unit = static_cast<i32>(blockIdx.x);;) {
+    if (splits != 0) {
+      if (threadIdx.x < kWarp) gather_plain(args, facts, piece, splits);
+      __syncthreads();
+    } else {
+      line.next(facts, [&] { gather_facts(args, facts); });
+    }
     if (facts.kv_head < 0) return;
     if (facts.begin < facts.end) work_on(block);
+    unit += static_cast<i32>(gridDim.x);
+    if (splits != 0) piece = PlainPiece(args, unit);
+    __syncthreads();
   }
 }

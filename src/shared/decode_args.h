@@ -1,6 +1,7 @@
 // What the decode kernel and the one that appends to a cache are given when they are launched.
 #pragma once
 #include "shared/call_args.h"
+#include "shared/divider.h"
 
 namespace narrows {
 
@@ -31,8 +32,10 @@ struct DecodeArgs : CallArgs {
   // Of calls whose sequences may only differ in cache_seqlens: the most slots that a sequence may have filled before the call.
   // -1: sequences may differ in other ways.
   i32 plain_filled = -1;
-  i32 plain_splits = 1;      // of their rows, at most
-  i32 row_tiles = 0;         // tiles of packed rows of a sequence of a dense q
+  Divider by_splits;                        // pieces of a row, at most
+  Divider by_rows, by_sequence_rows;       // rows of the line: the call's, a sequence's
+  Divider by_tile_rows, by_group, by_page;  // kv heads, query heads of one, slots of a page
+  i32 line_blocks = 1;                      // thread blocks that share the line
   i32 splits = 0;            // of a row's keys, at most; 0: as many as fill the machine
   i32 fixed_split = 0;       // tiles of keys; not 0: all rows are cut after so many, counted from key 0
   float* outputs = nullptr;  // scratch: of partial results, [slot][packed row][value column]

@@ -1,0 +1,82 @@
+// Calls whose sequences may only differ in how many slots are filled. Where these lengths are about alike, every row of the line is
+// cut into as many pieces, and a thread block finds its piece by its number. In few instructions that wait for each other: at
+// small calls a walk through decode_rows.cuh takes longer than the keys.
+#pragma once
+#include "kernels/decode_block.cuh"
+
+namespace narrows {
+
+inline i32 plain_filled(const DecodeArgs& args, i32 s) {
+  return args.cache_seqlens.data ? at(args.cache_seqlens, s) : args.capacity;
+}
+inline i32 plain_new_keys(const DecodeArgs& args) { return args.k_new.data ? args.new_rows : 0; }
+inline i32 plain_tiles(i32 keys) { return static_cast<i32>((static_cast<u32>(keys) + kTileKeys - 1) / kTileKeys); }
+
+// Into how many pieces rows are cut; 0: not alike. Every warp finds the same.
+inline i32 plain_splits(const DecodeArgs& args) {
+  if (args.plain_filled < 0) return 0;
+  i32 tiles = 0, longest = 0;
+  bool fits = true;
+#pragma unroll 1
+  for (i32 s = static_cast<i32>(threadIdx.x % kWarp); s < args.batch; s += kWarp) {
+    const i32 filled = plain_filled(args, s), own = plain_tiles(filled + plain_new_keys(args));
+    fits &= static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
+    tiles += own;
+    longest = max_of(longest, own);
+  }
+  longest = __reduce_max_sync(~0u, longest);
+  const bool alike = __all_sync(~0u, fits) && are_alike(args.batch, warp_sum(tiles), longest);
+  return alike ? splits_of(longest, args.by_splits.divisor) : 0;
+}
+
+// What packed row r of a tile sees: nothing but the diagonal limits it.
+inline Keys plain_keys(const DecodeArgs& args, i32 keys, i32 first_row, i32 r) {
+  const i32 past = keys - args.query_rows + args.by_group.quotient(first_row + r) + 1;
+  return {0, args.visibility.right == 0 ? clamp_to(past, 0, keys) : keys};
+}
+
+// Piece `unit`. Rows first, so that thread blocks read the heads of a token together.
+struct PlainPiece {
+  i32 part, row, sequence, tile, kv_head;
+  i32 filled;
+
+  PlainPiece(const DecodeArgs& args, i32 unit) {
+    const auto [part_, row_] = args.by_rows.divide(unit);
+    const auto [sequence_, row_of_sequence] = args.by_sequence_rows.divide(row_);
+    const auto [tile_, kv_head_] = args.by_tile_rows.divide(row_of_sequence);
+    part = part_, row = row_, sequence = sequence_, tile = tile_, kv_head = kv_head_;
+    filled = plain_filled(args, sequence);
+  }
+};
+
+// By the first warp; of kv head -1: nothing.
+inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece, i32 splits) {
+  const i32 lane = static_cast<i32>(threadIdx.x), first_row = piece.tile * kBlockQueries;
+  const i32 new_keys = plain_new_keys(args), keys = piece.filled + new_keys;
+  const i32 packed_rows = min_of(args.query_rows * args.group - first_row, i32{kBlockQueries});
+  if (lane < kBlockQueries)
+    facts.seen[lane] = lane < packed_rows ? plain_keys(args, keys, first_row, lane) : Keys{0, 0};
+  if (lane != 0) return;
+  LineSequence& sequence = facts.sequence;
+  sequence = {};
+  sequence.sequence = sequence.row = piece.sequence;
+  sequence.filled = piece.filled;
+  sequence.new_keys = new_keys;
+  sequence.keys = keys;
+  sequence.queries = sequence.rows = args.query_rows;
+  sequence.shift = keys - args.query_rows;
+  facts.kv_head = piece.part < splits ? piece.kv_head : -1;
+  facts.begin = facts.part = piece.part;
+  facts.end = piece.part + 1;
+  facts.slots = unit_slots(piece.row * splits, splits);
+  facts.first_row = first_row;
+  facts.packed_rows = packed_rows;
+  facts.hull = plain_keys(args, keys, first_row, packed_rows - 1);
+  facts.common = plain_keys(args, keys, first_row, 0);
+  const i32 most = plain_tiles(keys) + splits - 1;
+  const i32 tiles = splits == args.by_splits.divisor ? args.by_splits.quotient(most) : most / splits;
+  facts.first_tile = piece.part * tiles;
+  facts.end_tile = min_of(facts.first_tile + tiles, plain_tiles(facts.hull.end));
+}
+
+}  // namespace narrows
