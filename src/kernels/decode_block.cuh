@@ -26,15 +26,17 @@ inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
   return {query, facts.kv_head * args.group + head};
 }
 
+constexpr int kOutputStride = kColumns + 4;  // floats
+
 struct Block {
   const DecodeArgs& args;
   Facts& facts;
   char* queries;   // the packed rows of Q, kQueryStride apart
-  float* outputs;  // of each warp, rows kOutputStride apart
+  float* outputs;  // of each warp, as many rows as there are
   RowSum* sums;    // of each warp
-};
 
-constexpr int kOutputStride = kColumns + 4;  // floats
+  float* output_row(int warp, int r) const { return outputs + (warp * facts.packed_rows + r) * kOutputStride; }
+};
 
 // By the first warp, of a share that it has found.
 inline void gather_facts(const DecodeArgs& args, Facts& facts) {

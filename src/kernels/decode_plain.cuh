@@ -12,9 +12,9 @@ inline i32 plain_filled(const DecodeArgs& args, i32 s) {
 inline i32 plain_new_keys(const DecodeArgs& args) { return args.k_new.data ? args.new_rows : 0; }
 inline i32 plain_tiles(i32 keys) { return static_cast<i32>((static_cast<u32>(keys) + kTileKeys - 1) / kTileKeys); }
 
-// Into how many pieces rows are cut; 0: not alike. Every warp finds the same.
-inline i32 plain_splits(const DecodeArgs& args) {
-  if (args.plain_filled < 0) return 0;
+// Whether they are. Every warp finds the same.
+inline bool is_plain(const DecodeArgs& args) {
+  if (args.plain_filled < 0) return false;
   i32 tiles = 0, longest = 0;
   bool fits = true;
 #pragma unroll 1
@@ -25,8 +25,7 @@ inline i32 plain_splits(const DecodeArgs& args) {
     longest = max_of(longest, own);
   }
   longest = __reduce_max_sync(~0u, longest);
-  const bool alike = __all_sync(~0u, fits) && are_alike(args.batch, warp_sum(tiles), longest);
-  return alike ? splits_of(longest, args.by_splits.divisor) : 0;
+  return __all_sync(~0u, fits) && are_alike(args.batch, warp_sum(tiles), longest);
 }
 
 // What packed row r of a tile sees: nothing but the diagonal limits it.
@@ -50,8 +49,9 @@ struct PlainPiece {
 };
 
 // By the first warp; of kv head -1: nothing.
-inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece, i32 splits) {
+inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece) {
   const i32 lane = static_cast<i32>(threadIdx.x), first_row = piece.tile * kBlockQueries;
+  const i32 splits = args.by_splits.divisor;
   const i32 new_keys = plain_new_keys(args), keys = piece.filled + new_keys;
   const i32 packed_rows = min_of(args.query_rows * args.group - first_row, i32{kBlockQueries});
   if (lane < kBlockQueries)
@@ -73,8 +73,7 @@ inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece&
   facts.packed_rows = packed_rows;
   facts.hull = plain_keys(args, keys, first_row, packed_rows - 1);
   facts.common = plain_keys(args, keys, first_row, 0);
-  const i32 most = plain_tiles(keys) + splits - 1;
-  const i32 tiles = splits == args.by_splits.divisor ? args.by_splits.quotient(most) : most / splits;
+  const i32 tiles = args.by_splits.quotient(plain_tiles(keys) + splits - 1);
   facts.first_tile = piece.part * tiles;
   facts.end_tile = min_of(facts.first_tile + tiles, plain_tiles(facts.hull.end));
 }

@@ -58,8 +58,7 @@ inline void keep_part(const Block& block, const Softmax& softmax, const Outputs&
       if (8 * r + 2 * at.c + e >= block.facts.packed_rows) continue;
 #pragma unroll
       for (int i = 0; i < kValueSteps; ++i) {
-        float* to = block.outputs + (warp * kBlockQueries + 8 * r + 2 * at.c + e) * kOutputStride + kStepColumns * i +
-                    2 * kStepTiles * at.g;
+        float* to = block.output_row(warp, 8 * r + 2 * at.c + e) + kStepColumns * i + 2 * kStepTiles * at.g;
 #pragma unroll
         for (int j = 0; j < kStepTiles; j += 2)
           *reinterpret_cast<float4*>(to + 2 * j) =
@@ -88,8 +87,7 @@ inline JoinedColumns join_warps(const Block& block, int r, int column) {
   for (int w = 0; w < kWarps; ++w) {
     const float factor = rescale.factor(part[w].maximum);
     joined.sum.sum += factor * part[w].sum;
-    add(joined.x, factor,
-        *reinterpret_cast<const float4*>(block.outputs + (w * kBlockQueries + r) * kOutputStride + column));
+    add(joined.x, factor, *reinterpret_cast<const float4*>(block.output_row(w, r) + column));
   }
   return joined;
 }
@@ -151,8 +149,9 @@ inline void store_block(const Block& block) {
       store_result(block, result_of_row(block, r, joined.sum, column == 0), column, joined.x);
     } else {
       const i64 row = slot * kBlockQueries + r;
-      *reinterpret_cast<float4*>(block.args.outputs + row * kColumns + column) = joined.x;
-      if (column == 0) block.args.sums[row] = joined.sum;
+      store_global4(block.args.outputs + row * kColumns + column, joined.x);
+      if (column == 0)
+        *reinterpret_cast<float2*>(block.args.sums + row) = float2{joined.sum.maximum, joined.sum.sum};
     }
   }
 }

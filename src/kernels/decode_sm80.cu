@@ -87,13 +87,14 @@ inline void step(const Block& block, const QueryPieces* kept, const RuledRows& r
   multiply_values(block.args, s, stream, o);
 }
 
-// The loads of the warp's first tile, before anything that waits.
+// The loads of the warp's first tile, before anything that waits; of a warp without one, of the block's last. Under no condition:
+// what these left in registers would be moved to others, which waits for it.
 inline Stream begin_stream(const Block& block, KeyRows& keys, i32 tile) {
   const i32 end = block.facts.end_tile;
   Stream stream;
   stream.rows = keys.row(min_of(tile, end - 1));
-  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], tile < end);
-  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], tile < end);
+  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], true);
+  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], true);
   stream.has_next = tile + kWarps < end;
   stream.next_rows = keys.row(min_of(tile + kWarps, end - 1));
   return stream;
@@ -152,11 +153,11 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   const Block block{args, facts, memory, outputs, sums};
   Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
   PlainPiece piece(args, static_cast<i32>(blockIdx.x));  // before the other lengths: its own is on its way meanwhile
-  const i32 splits = plain_splits(args);
-  if (splits == 0) line.begin();
+  const bool plain = is_plain(args);
+  if (!plain) line.begin();
   for (i32 unit = static_cast<i32>(blockIdx.x);;) {
-    if (splits != 0) {
-      if (threadIdx.x < kWarp) gather_plain(args, facts, piece, splits);
+    if (plain) {
+      if (threadIdx.x < kWarp) gather_plain(args, facts, piece);
       __syncthreads();
     } else {
       line.next(facts, [&] { gather_facts(args, facts); });
@@ -164,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
     if (facts.kv_head < 0) return;
     if (facts.begin < facts.end) work_on(block);
     unit += static_cast<i32>(gridDim.x);
-    if (splits != 0) piece = PlainPiece(args, unit);
+    if (plain) piece = PlainPiece(args, unit);
     __syncthreads();
   }
 }
