@@ -81,8 +81,7 @@ struct Reach {
 };
 
 inline Reach reach_of(const Facts& facts) {
-  return {facts.kv_head,    facts.sequence.row, facts.sequence.first_key, facts.hull,
-          facts.first_tile, facts.end_tile};
+  return {facts.kv_head, facts.sequence.row, facts.sequence.first_key, facts.hull, facts.first_tile, facts.end_tile};
 }
 
 // Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
@@ -106,8 +105,7 @@ class KeyRows {
 
   // Whether an entry of the table of a sequence was none.
   bool is_broken(i32 sequence) const {
-    return breaks(args_, true, sequence,
-                  broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
+    return breaks(args_, true, sequence, broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
   }
 
  private:
@@ -144,6 +142,13 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
+inline bool exists(const Facts& facts, const PackedRow& row, int r) {
+  return row.query < facts.sequence.queries && r < facts.packed_rows;
+}
+
+// Whether rows are to be multiplied as they lie in the tensor.
+inline bool are_as_stored(const DecodeArgs& args) { return kCopyBytes != 0 && args.rotary_pairs == 0; }
+
 // All packed rows of Q, to shared memory; rows that do not exist are 0.
 inline void load_queries(const Block& block) {
   constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes;
@@ -152,14 +157,13 @@ inline void load_queries(const Block& block) {
   for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
     const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
     const PackedRow row = packed_row(args, block.facts, r);
-    const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
+    const bool given = exists(block.facts, row, r) && byte < args.head_dim * kElementBytes;
     const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
-    if (exists && (kCopyBytes == 0 || args.rotary_pairs != 0)) {
+    if (given && !are_as_stored(args)) {
       gather_query(block, row, byte, to);
     } else {
       u32 piece[4] = {0, 0, 0, 0};
-      load_stream_if(exists, query_row(block, row) + byte, piece);
+      load_stream_if(given, query_row(block, row) + byte, piece);
       store_shared128(to, piece);
     }
   }
@@ -175,6 +179,25 @@ inline void read_queries(const Block& block, int i, QueryPieces& q) {
   } else {
 #pragma unroll
     for (int n = 0; n < 4; ++n) q[1][n] = 0;
+  }
+}
+
+// All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
+// been asked for.
+inline void ask_queries(const Block& block, Queries& q) {
+  const DecodeLane at;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
+    const bool given = r < kRows && exists(block.facts, row, 8 * r + at.g);
+    const char* const from = query_row(block, row) + 16 * at.c;
+#pragma unroll
+    for (int i = 0; i < kKeySteps; ++i) {
+      const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
+                          64 * i + 16 * at.c < block.args.head_dim * kElementBytes;
+      for (u32& word : q[i][r]) word = 0;
+      load_stream_if(given && inside, from + 64 * i, q[i][r]);
+    }
   }
 }
 

@@ -117,6 +117,7 @@ inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // Query pieces of a step: of row g and, where there are 16 packed rows, g + 8.
 using QueryPieces = u32[2][4];
+using Queries = QueryPieces[kKeepsQueries ? kKeySteps : 1];  // that stay in registers
 
 // Four sums that do not wait for each other.
 using PartialScores = float[2][kKeyTiles][4];
