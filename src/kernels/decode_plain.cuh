@@ -59,7 +59,17 @@ struct PlainPiece {
     const i32 all = keys(args), tiles = args.by_splits.quotient(plain_tiles(all) + args.by_splits.divisor - 1);
     const Keys hull = plain_keys(args, all, first_row, packed_rows - 1);
     const i32 first_tile = part * tiles;
-    return {kv_head, sequence, 0, hull, first_tile, min_of(first_tile + tiles, plain_tiles(hull.end))};
+    return {sequence,
+            0,
+            args.query_rows,
+            kv_head,
+            first_row,
+            packed_rows,
+            sequence,
+            0,
+            hull,
+            first_tile,
+            min_of(first_tile + tiles, plain_tiles(hull.end))};
   }
 };
 

@@ -70,8 +70,8 @@ inline bool rescales(const float (&factor)[kRows]) {
 }
 
 // One tile.
-inline void step(const Block& block, const Queries& kept, const RuledRows& ruled, const DropoutRule& dropout,
-                 i32 tile, Stream& stream, Softmax& softmax, Outputs& o) {
+inline void step(const Block& block, const Queries& kept, const RuledRows& ruled, const DropoutRule& dropout, i32 tile,
+                 Stream& stream, Softmax& softmax, Outputs& o) {
   const Keys& common = block.facts.common;
   const i32 first = tile * kTileKeys;
   const ScoreTile given(block, ruled, tile);
@@ -101,9 +101,10 @@ inline void begin_stream(const DecodeArgs& args, const Reach& reach, KeyRows& ke
   stream.next_rows = keys.row(reach, min_of(stream.tile + kWarps, reach.end_tile - 1));
 }
 
-inline void begin_queries(const Block& block, Queries& kept) {
-  if constexpr (kKeepsQueries && kCopyBytes != 0)
-    if (are_as_stored(block.args)) return ask_queries(block, kept);
+// Where packed rows go to registers on their way from memory.
+inline bool asks_queries(const DecodeArgs& args) { return kKeepsQueries && are_as_stored(args); }
+
+inline void bring_queries(const Block& block, Queries& kept) {
   load_queries(block);
   __syncthreads();
   if constexpr (kKeepsQueries)
@@ -111,9 +112,8 @@ inline void begin_queries(const Block& block, Queries& kept) {
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
 }
 
-inline void attend(const Block& block, KeyRows& keys, Stream& stream, Softmax& softmax, Outputs& o) {
-  Queries kept;
-  begin_queries(block, kept);
+inline void attend(const Block& block, KeyRows& keys, Queries& kept, Stream& stream, Softmax& softmax, Outputs& o) {
+  if (!asks_queries(block.args)) bring_queries(block, kept);
   const RuledRows ruled(block);
   const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
   const i32 end = block.facts.end_tile;
@@ -129,10 +129,10 @@ inline void attend(const Block& block, KeyRows& keys, Stream& stream, Softmax& s
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-inline void work_on(const Block& block, KeyRows& keys, Stream& stream) {
+inline void work_on(const Block& block, KeyRows& keys, Queries& kept, Stream& stream) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, stream, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, kept, stream, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
@@ -170,10 +170,15 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
       reach = reach_of(facts);
     }
     KeyRows keys(args, reach.kv_head);
+    Queries kept;
     Stream stream;
-    if (reach.some()) begin_stream(args, reach, keys, stream);
+    if (reach.some()) {
+      if constexpr (kKeepsQueries)
+        if (asks_queries(args)) ask_queries(args, reach, kept);
+      begin_stream(args, reach, keys, stream);
+    }
     if (plain) gather_plain(args, facts, piece, reach);
-    if (facts.begin < facts.end) work_on(block, keys, stream);
+    if (facts.begin < facts.end) work_on(block, keys, kept, stream);
     if (plain) return;
   }
 }
