@@ -71,6 +71,14 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
   args.pages = narrow(problem.key_batches);
 }
 
+/// Sequences whose lengths every thread block of a plain call looks at.
+constexpr i64 kMostPlain = 256;
+
+/// Whether pieces of equal work, the first of which are spread over multiprocessors, keep all of these about equally busy.
+bool spreads(i32 pieces, i32 blocks, i32 resident_blocks) {
+  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
+}
+
 /// DecodeArgs::plain_filled.
 i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const Mask& mask = problem.rules.mask;
@@ -85,15 +93,40 @@ i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffer
   return narrow(std::max<i64>(most, -1));
 }
 
+/// Of a dense call. Its rows are no more than tiles, which the planner has counted.
+void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const i32 rows_of_sequence = args.kv_heads * narrow(decode_row_tiles(problem, plan.query_block));
+  const i32 rows = args.batch * rows_of_sequence;
+  args.by_rows = divider(std::max(rows, 1));
+  args.by_sequence_rows = divider(std::max(rows_of_sequence, 1));
+  const i32 tiles = ceil_div(args.capacity, narrow(plan.key_block));
+  const i32 splits = splits_of(tiles, most_splits(rows, args.line_blocks));
+  args.by_splits = divider(splits);
+  if (problem.batch <= kMostPlain && spreads(rows * splits, args.line_blocks, plan.resident_blocks))
+    args.plain_filled = plain_filled(problem, plan, buffers);
+}
+
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const i32 blocks = narrow(plan.blocks);
   args.splits = plan.most_splits;
   args.fixed_split = narrow(plan.split_keys / plan.key_block);
-  args.row_tiles = narrow(decode_row_tiles(problem, plan.query_block));
-  const i32 rows = args.batch * args.kv_heads * args.row_tiles;  // no more than tiles, which the planner has counted
-  args.plain_splits = most_splits(rows, blocks);
-  if (problem.query_form == QueryForm::dense && fills(rows * args.plain_splits, blocks))
-    args.plain_filled = plain_filled(problem, plan, buffers);
+  args.line_blocks = narrow(plan.blocks);
+  args.by_tile_rows = divider(args.kv_heads);
+  args.by_group = divider(args.group);
+  args.by_page = divider(args.page_size);
+  if (problem.query_form == QueryForm::dense) set_plain(args, problem, plan, buffers);
+}
+
+/// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
+/// end, or those of the line.
+unsigned decode_blocks(const DecodeArgs& args) {
+  if (args.plain_filled < 0) return static_cast<unsigned>(args.line_blocks);
+  const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
+  return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
+}
+
+bool has_whole_columns(const Problem& problem) {
+  const int bytes = 4 * static_cast<int>(item_size(problem.dtype));
+  return problem.o.unit_last && problem.o.alignment >= bytes && problem.value_dim % 4 == 0;
 }
 
 struct Kernels {
@@ -133,6 +166,7 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   args.v = tensor_arg(buffers.v);
   args.o = tensor_arg(buffers.o);
   args.lse = tensor_arg(buffers.lse);
+  args.whole_columns = has_whole_columns(problem);
   args.kv_heads = narrow(problem.kv_heads);
   set_cache(args, problem, buffers);
   set_line(args, problem, plan, buffers);
@@ -155,7 +189,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
-  const Grid grid{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps),
+  const Grid grid{decode_blocks(args), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};
   launch(*kernels.decode, grid, stream, args);
 }

@@ -1,4 +1,4 @@
-// Where a thread block of the sm80 decode kernel finds keys and queries.
+// Where a thread block of the sm80 decode kernel finds keys and queries, and where it keeps outputs.
 #pragma once
 #include "kernels/decode_facts.cuh"
 #include "kernels/decode_tiles.cuh"
@@ -7,64 +7,67 @@ namespace narrows {
 
 constexpr int kOutputStride = kColumns + 4;  // floats
 
-// Where the keys of the block's row lie. Lanes below 16 look for rows of K, the others for rows of V.
+// Each warp has as many rows as there are.
+inline float* output_row(const Block& block, int warp, int r) {
+  return block.outputs + (warp * block.facts.packed_rows + r) * kOutputStride;
+}
+
+// Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
 class KeyRows : public HeadRows {
  public:
-  KeyRows(const Block& block) : HeadRows(block, threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v) {}
+  KeyRows(const DecodeArgs& args, i32 kv_head)
+      : HeadRows(args, threadIdx.x % kWarp < kTileKeys ? args.k : args.v, kv_head) {}
 
   // Of the lane's key of a tile.
-  const char* row(i32 tile) { return row_of(tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys)); }
+  const char* row(const Reach& reach, i32 tile) {
+    return row_of(reach, tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys));
+  }
 };
 
-// All packed rows of Q, to shared memory; rows that do not exist are 0. What a thread asks for first it stores last.
-class QueryLoad {
- public:
-  explicit QueryLoad(const Block& block) : block_(block) { begin(static_cast<int>(threadIdx.x)); }
-
-  void finish() {
+// All packed rows of Q, to shared memory; rows that do not exist are 0.
+inline void load_queries(const Block& block) {
+  constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes;
+  const DecodeArgs& args = block.args;
 #pragma unroll 1
-    for (int index = static_cast<int>(threadIdx.x);;) {
-      if (index < kPieces && !gathers_) store_shared128(place_, piece_);
-      index += kThreads;
-      if (index >= kPieces) return;
-      begin(index);
+  for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
+    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
+    const PackedRow row = packed_row(args, block.facts, r);
+    const bool given = exists(reach_of(block.facts), row, r) && byte < args.head_dim * kElementBytes;
+    const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
+    if (given && !are_as_stored(args)) {
+      gather_query(block, row, byte, to);
+    } else {
+      u32 piece[4] = {0, 0, 0, 0};
+      load_stream_if(given, query_row(block.args, reach_of(block.facts), row) + byte, piece);
+      store_shared128(to, piece);
     }
   }
-
- private:
-  static constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes, kPieces = kBlockQueries * kRowPieces;
-
-  void begin(int index) {
-    const DecodeArgs& args = block_.args;
-    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
-    const PackedRow row = packed_row(args, block_.facts, r);
-    const bool exists = row.query < block_.facts.sequence.queries && r < block_.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
-    place_ = shared_address(block_.queries) + static_cast<u32>(r * kQueryStride + byte);
-    gathers_ = exists && (kCopyBytes == 0 || args.rotary_pairs != 0);
-    for (u32& word : piece_) word = 0;
-    if (gathers_)
-      gather_query(block_, row, byte, place_);
-    else
-      load_stream_if(exists, query_row(block_, row) + byte, piece_);
-  }
-
-  const Block& block_;
-  u32 place_;
-  bool gathers_;
-  u32 piece_[4];
-};
+}
 
 // Step i of the lane's packed rows.
 inline void read_queries(const Block& block, int i, QueryPieces& q) {
   const DecodeLane at;
   const u32 from = shared_address(block.queries) + static_cast<u32>(at.g * kQueryStride + 64 * i + 16 * at.c);
-  load_shared128(from, q[0][0], q[0][1], q[0][2], q[0][3]);
-  if constexpr (kRows == 2) {
-    load_shared128(from + 8 * kQueryStride, q[1][0], q[1][1], q[1][2], q[1][3]);
-  } else {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) q[1][n] = 0;
+  for (u32 r = 0; r < kRows; ++r) load_shared128(from + r * 8 * kQueryStride, q[r][0], q[r][1], q[r][2], q[r][3]);
+}
+
+// All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
+// been asked for.
+inline void ask_queries(const DecodeArgs& args, const Reach& reach, Queries& q) {
+  const DecodeLane at;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const PackedRow row = packed_row(args, reach.kv_head, reach.first_row, 8 * r + at.g);
+    const bool given = exists(reach, row, 8 * r + at.g);
+    const char* const from = query_row(args, reach, row) + 16 * at.c;
+#pragma unroll
+    for (int i = 0; i < kKeySteps; ++i) {
+      const bool inside =
+          64 * (i + 1) <= narrower(kHeadDim) * kElementBytes || 64 * i + 16 * at.c < args.head_dim * kElementBytes;
+      for (u32& word : q[i][r]) word = 0;
+      load_stream_if(given && inside, from + 64 * i, q[i][r]);
+    }
   }
 }
 

@@ -15,44 +15,40 @@ struct Facts : Share {
   i32 first_tile, end_tile;  // of the share
   Keys seen[kBlockQueries];  // by each packed row
   Keys hull, common;         // of what some row sees, and what all do
-  bool last;                 // of the blocks that have a part of the row
 };
 
 struct PackedRow {
   i32 query, head;
 };
 
+// Packed row r of a tile that begins with `first_row`.
+inline PackedRow packed_row(const DecodeArgs& args, i32 kv_head, i32 first_row, int r) {
+  const auto [query, head] = args.by_group.divide(first_row + r);
+  return {query, kv_head * args.group + head};
+}
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  const u32 index = static_cast<u32>(facts.first_row + r), group = static_cast<u32>(args.group), query = index / group;
-  return {static_cast<i32>(query), facts.kv_head * args.group + static_cast<i32>(index - query * group)};
+  return packed_row(args, facts.kv_head, facts.first_row, r);
 }
 
 struct Block {
   const DecodeArgs& args;
   Facts& facts;
-  char* queries;   // the packed rows of Q, kQueryStride apart
-  float* outputs;  // of each warp, rows kOutputStride apart
-  RowSum* sums;    // of each warp
+  char* queries;   // the packed rows of Q
+  float* outputs;  // rows kOutputStride apart
+  RowSum* sums;    // of these
 };
 
-// What row i sees where nothing but the diagonal limits it.
-inline Keys plain_keys(const DecodeArgs& args, const CacheFacts& facts, i32 i) {
-  const i32 past = static_cast<i32>(facts.shift) + i + 1;
-  return {0, args.visibility.right == 0 ? clamp_to(past, 0, facts.keys) : facts.keys};
-}
-
-// By the first warp, of a share that it has found.
-inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
+// By the first warp, of a share that it has found: what its rows see.
+inline void gather_rows(const DecodeArgs& args, Facts& facts) {
   const i32 lane = static_cast<i32>(threadIdx.x);
   const LineSequence& sequence = facts.sequence;
   const i32 first = facts.tile * kBlockQueries;
   Keys hull{kMostKey, 0}, common{0, kMostKey};
 #pragma unroll
   for (i32 r = lane; r < kBlockQueries; r += kWarp) {
-    const i32 i = static_cast<i32>(static_cast<u32>(first + r) / static_cast<u32>(args.group));
+    const i32 i = args.by_group.quotient(first + r);
     const bool exists = i < sequence.queries && !sequence.broken;
-    Keys seen{0, 0};
-    if (exists) seen = plain ? plain_keys(args, sequence, i) : seen_keys(args, sequence, i);
+    const Keys seen = exists ? seen_keys(args, sequence, i) : Keys{0, 0};
     if (seen.begin < seen.end) hull = {min_of(hull.begin, seen.begin), max_of(hull.end, seen.end)};
     if (exists) common = {max_of(common.begin, seen.begin), min_of(common.end, seen.end)};
     facts.seen[r] = seen;
@@ -64,39 +60,58 @@ inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
   facts.packed_rows = min_of(sequence.rows * args.group - first, i32{kBlockQueries});
   facts.hull = hull;
   facts.common = common;
+}
+
+// Then, by its first thread, which tiles.
+inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
+  const Keys hull = facts.hull;
   const bool some = hull.begin < hull.end;
   const i32 origin = some ? first_tile(args, hull.begin) : 0, piece = facts.cut.tiles_of_piece;
   facts.first_tile = max_of(origin + facts.begin * piece, hull.begin / kTileKeys);
   facts.end_tile = some ? min_of(origin + facts.end * piece, ceil_div(hull.end, kTileKeys)) : 0;
 }
 
-// Where the rows of a head's K or V lie that a thread asks for.
+// What is needed to ask for queries and keys.
+struct Reach {
+  i32 sequence, first_query, queries;  // SequenceFacts
+  i32 kv_head, first_row, packed_rows;
+  i32 row, first_key;  // of the cache: CacheFacts
+  Keys hull;
+  i32 first_tile, end_tile;
+
+  bool some() const { return first_tile < end_tile; }
+};
+
+inline Reach reach_of(const Facts& facts) {
+  const CacheFacts& sequence = facts.sequence;
+  return {sequence.sequence, sequence.first_query, sequence.queries, facts.kv_head,
+          facts.first_row,   facts.packed_rows,    sequence.row,     sequence.first_key,
+          facts.hull,        facts.first_tile,     facts.end_tile};
+}
+
+// Where rows of K or of V lie that a thread asks for.
 class HeadRows {
  public:
-  HeadRows(const Block& block, const TensorArg& from) : block_(block) {
-    head_ = from.data + block.facts.kv_head * from.strides[2];
+  HeadRows(const DecodeArgs& args, const TensorArg& from, i32 kv_head) : args_(args) {
+    head_ = from.data + kv_head * from.strides[2];
     row_stride_ = from.strides[0];
     stride_ = from.strides[1];
   }
 
   // Keys that no row sees are taken for the nearest that one does: their weight is 0, and what lies in their slots may be NaN.
-  const char* row_of(i32 key) {
-    const Keys hull = block_.facts.hull;
-    const CacheFacts& sequence = block_.facts.sequence;
-    const i32 slot = sequence.first_key + clamp_to(key, hull.begin, hull.end - 1);
-    const Slot at = slot_of(block_.args, sequence, slot);
+  const char* row_of(const Reach& reach, i32 key) {
+    const Slot at = slot_of(args_, reach.row, reach.first_key + clamp_to(key, reach.hull.begin, reach.hull.end - 1));
     if (at.broken) wrong_ = at.entry, broken_ = true;
-    return head_ + at.row * row_stride_ + at.number * stride_;
+    return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 
-  // Whether an entry of the table was none.
-  bool is_broken() const {
-    return breaks(block_.args, true, block_.facts.sequence.sequence,
-                  broken_ ? Breach{StatusCode::block_table, wrong_, block_.args.pages - 1} : Breach{});
+  // Whether an entry of the table of a sequence was none.
+  bool is_broken(i32 sequence) const {
+    return breaks(args_, true, sequence, broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
   }
 
  private:
-  const Block& block_;
+  const DecodeArgs& args_;
   bool broken_ = false;
   i32 wrong_ = 0;
   const char* head_;
@@ -107,11 +122,10 @@ inline const char* from_lane(const char* p, int lane) {
   return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
 }
 
-inline const char* query_row(const Block& block, const PackedRow& row) {
-  const TensorArg& q = block.args.q;
-  const CacheFacts& sequence = block.facts.sequence;
-  return q.data + sequence.sequence * q.strides[0] + (sequence.first_query + row.query) * q.strides[1] +
-         row.head * q.strides[2];
+inline const char* query_row(const DecodeArgs& args, const Reach& reach, const PackedRow& row) {
+  const TensorArg& q = args.q;
+  return q.data + static_cast<u32>(reach.sequence) * q.strides[0] +
+         static_cast<u32>(reach.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
 }
 
 // Elements of a packed row one by one: strided, or turned by their position.
@@ -119,7 +133,7 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   const DecodeArgs& args = block.args;
   const i32 first = byte / kElementBytes;
   const i64 position = args.rotary_pairs ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
-  const char* const from = query_row(block, row);
+  const char* const from = query_row(block.args, reach_of(block.facts), row);
 #pragma unroll 1
   for (i32 i = 0; i < kPieceElements; ++i) {
     const float x = first + i < args.head_dim ? rotated(args, from, args.q.strides[3], position, first + i) : 0.f;
@@ -130,5 +144,12 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
       store_shared16(at, static_cast<unsigned short>(pack(x, 0.f)));
   }
 }
+
+inline bool exists(const Reach& reach, const PackedRow& row, int r) {
+  return row.query < reach.queries && r < reach.packed_rows;
+}
+
+// Whether rows are to be multiplied as they lie in the tensor.
+inline bool are_as_stored(const DecodeArgs& args) { return kCopyBytes != 0 && args.rotary_pairs == 0; }
 
 }  // namespace narrows

@@ -44,7 +44,7 @@ inline void store_rows(const Block& block, bool broken) {
     if (whole)
       store_result(block, room.results[r], column, x);
     else
-      *reinterpret_cast<float4*>(block.args.outputs + (first + r) * kColumns + column) = x;
+      store_global4(block.args.outputs + (first + r) * kColumns + column, x);
   }
 }
 
@@ -62,10 +62,11 @@ inline void weigh_parts(const Block& block, const PartSlots& slots, JoinRoom& ro
   __syncthreads();
 #pragma unroll
   for (int other = 0; other < kLookers; ++other) most = fmaxf(most, room.most[other][r]);
+  const Rescale rescale(block.args.units, most);
   float* const weights = block.outputs + r * kOutputStride;
   for (i32 part = looker; part < slots.count; part += kLookers) {
     const float2 sum = part == looker ? own : sum_of(part);
-    const float factor = factor_between(block.args.units, sum.x, most);
+    const float factor = rescale.factor(sum.x);
     room.factors[part][r] = factor;
     weights[part] = factor * sum.y;
   }
@@ -110,7 +111,7 @@ inline void join_group(const Block& block, const PartSlots& slots) {
   if (const i32 r = static_cast<i32>(threadIdx.x); r < block.facts.packed_rows)
     block.args.sums[first + r] = block.sums[r];
   join_columns(block, slots, [&](i32 r, i32 column, const float4& x) {
-    *reinterpret_cast<float4*>(block.args.outputs + (first + r) * kColumns + column) = x;
+    store_global4(block.args.outputs + (first + r) * kColumns + column, x);
   });
 }
 

@@ -3,13 +3,15 @@
 //
 // A thread block takes a stretch of the line of all work (decode_rows.cuh). Of one row's tiles of 16 keys its warps take turns;
 // they meet when the stretch or the row ends. A tile's K is asked for when the one before it has been multiplied, its V likewise.
-#include "kernels/decode_warps.cuh"
+#include "kernels/decode_join.cuh"
+#include "kernels/decode_plain.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
 
-// A tile of which some parts of K and V are in registers, and the next.
+// A warp's tile, of which some parts of K and V are in registers, and its next.
 struct Stream {
+  i32 tile;
   KeyPieces k;
   ValuePieces v;
   const char *rows, *next_rows;
@@ -29,7 +31,7 @@ struct Stream {
   }
 };
 
-inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& stream, Scores& s) {
+inline void multiply_keys(const Block& block, const Queries& kept, Stream& stream, Scores& s) {
   PartialScores sums = {};
 #pragma unroll(kKeyParts > 4 ? 1 : kKeyParts)  // of wide rows: addresses of all parts would not fit into registers
   for (int part = 0; part < kKeyParts; ++part) {
@@ -68,8 +70,8 @@ inline bool rescales(const float (&factor)[kRows]) {
 }
 
 // One tile.
-inline void step(const Block& block, const QueryPieces* kept, const RuledRows& ruled, const DropoutRule& dropout,
-                 i32 tile, Stream& stream, Softmax& softmax, Outputs& o) {
+inline void step(const Block& block, const Queries& kept, const RuledRows& ruled, const DropoutRule& dropout, i32 tile,
+                 Stream& stream, Softmax& softmax, Outputs& o) {
   const Keys& common = block.facts.common;
   const i32 first = tile * kTileKeys;
   const ScoreTile given(block, ruled, tile);
@@ -86,56 +88,54 @@ inline void step(const Block& block, const QueryPieces* kept, const RuledRows& r
   multiply_values(block.args, s, stream, o);
 }
 
-// The loads of the warp's first tile, before anything that waits.
-inline Stream begin_stream(const Block& block, KeyRows& keys, i32 tile) {
-  const i32 end = block.facts.end_tile;
-  Stream stream;
-  stream.rows = keys.row(min_of(tile, end - 1));
-  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], tile < end);
-  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], tile < end);
-  stream.has_next = tile + kWarps < end;
-  stream.next_rows = keys.row(min_of(tile + kWarps, end - 1));
-  return stream;
+// The loads of the warp's first tile, before anything that waits; of a warp without one, of the block's last. Under no condition:
+// what these left in registers would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number,
+// counted from key 0, is its in turn.
+inline void begin_stream(const DecodeArgs& args, const Reach& reach, KeyRows& keys, Stream& stream) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
+  stream.tile = reach.first_tile + ((warp - reach.first_tile) & (kWarps - 1));
+  stream.rows = keys.row(reach, min_of(stream.tile, reach.end_tile - 1));
+  load_keys(stream.k, stream.rows, 0, args.head_dim, args.k.strides[3], true);
+  load_values(stream.v, stream.rows, 0, args.value_dim, args.v.strides[3], true);
+  stream.has_next = stream.tile + kWarps < reach.end_tile;
+  stream.next_rows = keys.row(reach, min_of(stream.tile + kWarps, reach.end_tile - 1));
 }
 
-// Of the block's tiles the warp takes those whose number, counted from key 0, is its in turn.
-inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
-  const DecodeArgs& args = block.args;
-  i32 tile = begin + (warp - begin) % kWarps;
-  if (tile < begin) tile += kWarps;
-  KeyRows keys(block);
-  QueryLoad query(block);  // before the keys: they keep memory busy for long
-  Stream stream = begin_stream(block, keys, tile);
-  query.finish();
+// Where packed rows go to registers on their way from memory.
+inline bool asks_queries(const DecodeArgs& args) { return kKeepsQueries && are_as_stored(args); }
+
+inline void bring_queries(const Block& block, Queries& kept) {
+  load_queries(block);
   __syncthreads();
-  QueryPieces kept[kKeepsQueries ? kKeySteps : 1];
   if constexpr (kKeepsQueries)
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
+}
+
+inline void attend(const Block& block, KeyRows& keys, Queries& kept, Stream& stream, Softmax& softmax, Outputs& o) {
+  if (!asks_queries(block.args)) bring_queries(block, kept);
   const RuledRows ruled(block);
-  const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
+  const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
+  const i32 end = block.facts.end_tile;
 #pragma unroll 1
-  for (; tile < end; tile += kWarps) {
-    step(block, kept, ruled, dropout, tile, stream, softmax, o);
+  for (; stream.tile < end; stream.tile += kWarps) {
+    step(block, kept, ruled, dropout, stream.tile, stream, softmax, o);
     stream.rows = stream.next_rows;
-    stream.has_next = tile + 2 * kWarps < end;
-    stream.next_rows = keys.row(min_of(tile + 2 * kWarps, end - 1));
+    stream.has_next = stream.tile + 2 * kWarps < end;
+    stream.next_rows = keys.row(reach_of(block.facts), min_of(stream.tile + 2 * kWarps, end - 1));
   }
-  if (__any_sync(~0u, keys.is_broken()))
+  if (__any_sync(~0u, keys.is_broken(block.facts.sequence.sequence)))
 #pragma unroll
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-inline void work_on(const Block& block) {
+inline void work_on(const Block& block, KeyRows& keys, Queries& kept, Stream& stream) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, kept, stream, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
-  weigh_warps(block);
-  store_block(block, [&](int r, int column) { return join_warps(block, r, column); });
+  store_block(block);
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
 }
 
@@ -145,16 +145,40 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
   extern __shared__ __align__(128) char memory[];
-  __shared__ Facts facts;
+  __shared__ Facts line_facts;
   __shared__ LineState state;
-  __shared__ RowSum sums[(kWarps + 1) * kBlockQueries];
+  __shared__ RowSum sums[kWarps * kBlockQueries];
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
+  auto* const own = reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride);
+  Line line(args, state, own);
+  const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
+  const bool plain = is_plain(args);
+  if (plain && piece.part >= args.by_splits.divisor) return;
+  if (!plain) line.begin();
+  Facts& facts = plain ? plain_facts(own) : line_facts;
   const Block block{args, facts, memory, outputs, sums};
-  Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
-  line.begin();
   for (;;) {
-    line.next(facts, [&] { gather_facts(args, facts, state.plain); });
-    if (facts.kv_head < 0) return;
-    if (facts.begin < facts.end) work_on(block);
+    Reach reach;
+    if (plain) {
+      reach = piece.reach(args);
+    } else {
+      line.next(facts, [&](bool other_rows) {
+        if (other_rows) gather_rows(args, facts);
+        if (threadIdx.x == 0) gather_tiles(args, facts);
+      });
+      if (facts.kv_head < 0) return;
+      reach = reach_of(facts);
+    }
+    KeyRows keys(args, reach.kv_head);
+    Queries kept;
+    Stream stream;
+    if (reach.some()) {
+      if constexpr (kKeepsQueries)
+        if (asks_queries(args)) ask_queries(args, reach, kept);
+      begin_stream(args, reach, keys, stream);
+    }
+    if (plain) gather_plain(args, facts, piece, reach);
+    if (facts.begin < facts.end) work_on(block, keys, kept, stream);
+    if (plain) return;
   }
 }

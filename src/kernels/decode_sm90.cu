@@ -6,6 +6,7 @@
 // a multiprocessor's registers. Two warps bring tiles, and where V is a part of K's memory a tile serves as both.
 #include "kernels/decode_bring_sm90.cuh"
 #include "kernels/decode_join_sm90.cuh"
+#include "kernels/decode_plain.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
@@ -184,6 +185,19 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   if (block.facts.slots.count > 1) join(block, tiles.beside.last);
 }
 
+// Whether the call is plain, and then what the block works on: nothing if its number is beyond the pieces.
+inline bool begin_plain(const DecodeArgs& args, Beside& beside) {
+  const bool plain = is_plain(args);
+  const PlainPiece piece(args);
+  if (plain && threadIdx.x < kWarp) gather_plain(args, beside.facts, piece, piece.reach(args));
+  if (threadIdx.x == 0) {
+    beside.plain = plain;
+    beside.broken = false;
+    if (plain && piece.part >= args.by_splits.divisor) beside.facts.end = beside.facts.begin;
+  }
+  return plain;
+}
+
 }  // namespace narrows
 
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
@@ -201,16 +215,20 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
   Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));
-  line.begin();
+  if (!begin_plain(args, beside)) line.begin();
+  __syncthreads();
   for (;;) {
-    line.next(facts, [&] {
-      gather_facts(args, facts, beside.line.plain);
-      if (threadIdx.x == 0) beside.broken = false;
-    });
-    if (facts.kv_head < 0) return;
-    if (facts.begin >= facts.end) continue;
-    work_on(block, tiles, ring);
+    if (!beside.plain) {
+      line.next(facts, [&](bool other_rows) {
+        if (other_rows) gather_rows(args, facts);
+        if (threadIdx.x == 0) gather_tiles(args, facts);
+      });
+      if (facts.kv_head < 0) return;
+    }
+    if (facts.begin < facts.end) work_on(block, tiles, ring);
+    if (beside.plain) return;
     __syncthreads();
     line.look_again();
+    if (threadIdx.x == 0) beside.broken = false;
   }
 }

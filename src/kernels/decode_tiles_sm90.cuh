@@ -47,6 +47,7 @@ struct Beside {
   LineState line;
   RowSum sums[kBlockQueries];
   float factors[kBlockQueries];  // of what was accumulated before, with the weights
+  bool plain;                    // decode_plain.cuh
   bool broken;                   // an entry of the table was no page
   bool last;                     // of the blocks that have a part of the rows
 };

@@ -82,6 +82,10 @@ inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
       : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
       : "l"(at), "r"(static_cast<u32>(valid)));
 }
+// Four neighbours, aligned, at once: of a float4 that is kept in registers the compiler stores word by word.
+inline void store_global4(float* at, const float4& x) {
+  asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
 // A word that thread blocks share. What changes it releases what was written before and acquires what others released.
 struct SharedWord {
   u64* at;

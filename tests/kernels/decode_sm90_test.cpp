@@ -131,16 +131,23 @@ struct CachedCall {
     if (page) args.table = table.data(), args.table_row = pages, args.table_stride = 1;
     args.page_size = max_of(page, 1);
     args.pages = args.batch * pages;
-    args.row_tiles = ceil_div(heads * queries, kBlockQueries);
+    args.by_tile_rows = divider(1);
+    args.by_group = divider(heads);
+    args.by_page = divider(args.page_size);
+    args.by_sequence_rows = divider(ceil_div(heads * queries, kBlockQueries));
+    args.by_rows = divider(args.batch * args.by_sequence_rows.divisor);
+    args.whole_columns = true;
     args.status = status;
   }
 
   /// plain: the device is told that sequences differ in length alone.
   void run(u32 blocks, bool plain, i32 splits = 0) {
-    const i32 rows = args.batch * args.row_tiles, slots_of_parts = max_of(2 * static_cast<i32>(blocks), rows * splits);
+    const i32 rows = args.by_rows.divisor, slots_of_parts = max_of(2 * static_cast<i32>(blocks), rows * splits);
     args.splits = splits;
     args.plain_filled = plain ? args.capacity : -1;
-    args.plain_splits = most_splits(rows, static_cast<i32>(blocks));
+    args.by_splits =
+        divider(splits_of(ceil_div(args.capacity, kBlockKeys), most_splits(rows, static_cast<i32>(blocks))));
+    args.line_blocks = static_cast<i32>(blocks);
     outputs.assign(size(slots_of_parts * kBlockQueries * kColumns), std::numeric_limits<float>::quiet_NaN());
     sums.assign(size(slots_of_parts * kBlockQueries), RowSum{});
     tickets.assign(size(slots_of_parts), ~u64{0});

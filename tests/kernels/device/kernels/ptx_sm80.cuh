@@ -91,6 +91,7 @@ inline void commit_copies() {}
 template <int n> void wait_copies() {}  // they came at once
 
 // ---- global memory
+inline void store_global4(float* at, const float4& x) { std::memcpy(at, &x, sizeof x); }
 struct SharedWord {
   u64* at;
 
