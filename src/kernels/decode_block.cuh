@@ -12,17 +12,18 @@ inline float* output_row(const Block& block, int warp, int r) {
   return block.outputs + (warp * block.facts.packed_rows + r) * kOutputStride;
 }
 
-// Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
+// Where the keys of the block's row lie. Lanes below 16 look for rows of K, the others for rows of V.
 class KeyRows : public HeadRows {
  public:
-  KeyRows(const DecodeArgs& args, i32 kv_head)
-      : HeadRows(args, threadIdx.x % kWarp < kTileKeys ? args.k : args.v, kv_head) {}
+  explicit KeyRows(const Block& block)
+      : HeadRows(block, threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v) {}
 
   // Of the lane's key of a tile.
-  const char* row(const Reach& reach, i32 tile) {
-    return row_of(reach, tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys));
-  }
+  const char* row(i32 tile) { return row_of(tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys)); }
 };
+
+// Whether packed rows are multiplied as they lie in the tensor, and go to registers at once.
+constexpr bool kAsksQueries = kKeepsQueries && kCopyBytes != 0 && !kTurnsQueries;
 
 // All packed rows of Q, to shared memory; rows that do not exist are 0.
 inline void load_queries(const Block& block) {
@@ -32,13 +33,13 @@ inline void load_queries(const Block& block) {
   for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
     const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
     const PackedRow row = packed_row(args, block.facts, r);
-    const bool given = exists(reach_of(block.facts), row, r) && byte < args.head_dim * kElementBytes;
+    const bool given = exists(block.facts, row, r) && byte < args.head_dim * kElementBytes;
     const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
-    if (given && !are_as_stored(args)) {
+    if (given && (kCopyBytes == 0 || kTurnsQueries)) {
       gather_query(block, row, byte, to);
     } else {
       u32 piece[4] = {0, 0, 0, 0};
-      load_stream_if(given, query_row(block.args, reach_of(block.facts), row) + byte, piece);
+      load_stream_if(given, query_row(block, row) + byte, piece);
       store_shared128(to, piece);
     }
   }
@@ -54,17 +55,17 @@ inline void read_queries(const Block& block, int i, QueryPieces& q) {
 
 // All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
 // been asked for.
-inline void ask_queries(const DecodeArgs& args, const Reach& reach, Queries& q) {
+inline void ask_queries(const Block& block, Queries& q) {
   const DecodeLane at;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const PackedRow row = packed_row(args, reach.kv_head, reach.first_row, 8 * r + at.g);
-    const bool given = exists(reach, row, 8 * r + at.g);
-    const char* const from = query_row(args, reach, row) + 16 * at.c;
+    const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
+    const bool given = exists(block.facts, row, 8 * r + at.g);
+    const char* const from = query_row(block, row) + 16 * at.c;
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) {
-      const bool inside =
-          64 * (i + 1) <= narrower(kHeadDim) * kElementBytes || 64 * i + 16 * at.c < args.head_dim * kElementBytes;
+      const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
+                          64 * i + 16 * at.c < block.args.head_dim * kElementBytes;
       for (u32& word : q[i][r]) word = 0;
       load_stream_if(given && inside, from + 64 * i, q[i][r]);
     }

@@ -21,52 +21,45 @@ inline void copy_rows(u32 tile, int first, const char* rows, int bytes) {
 // By the warps that bring. Where a tile's rows are is looked up while the one before it is on its way.
 inline void bring(const Block& block, const Tiles& tiles, Ring& ring, bool shares, int warp) {
   const DecodeArgs& args = block.args;
-  const Reach reach = reach_of(block.facts);
+  const Facts& facts = block.facts;
   const int first = warp * (kBlockKeys / kBringWarps), lane = static_cast<int>(threadIdx.x % kWarp);
-  if (!reach.some()) return;  // there may be no row to look for
-  HeadRows keys(args, args.k, reach.kv_head), values(args, args.v, reach.kv_head);
+  if (facts.first_tile >= facts.end_tile) return;  // there may be no row to look for
+  HeadRows keys(block, args.k), values(block, args.v);
   const auto fill = [&](const char* rows, i32 columns) {
     wait_barrier(tiles.empty(ring), ring.phase ^ 1);
     copy_rows(tiles.stage(ring), first, rows, columns * kElementBytes);
     arrive_after_copies(tiles.full(ring));
     ring.next();
   };
-  i32 key = reach.first_tile * kTileKeys + first + lane;
-  const char *key_row = keys.row_of(reach, key), *value_row = shares ? nullptr : values.row_of(reach, key);
+  i32 key = facts.first_tile * kTileKeys + first + lane;
+  const char *key_row = keys.row_of(key), *value_row = shares ? nullptr : values.row_of(key);
 #pragma unroll 1
-  for (i32 tile = reach.first_tile; tile < reach.end_tile; ++tile) {
+  for (i32 tile = facts.first_tile; tile < facts.end_tile; ++tile) {
     key += kTileKeys;
     fill(key_row, args.head_dim);
-    key_row = keys.row_of(reach, key);
+    key_row = keys.row_of(key);
     if (shares) continue;
     fill(value_row, args.value_dim);
-    value_row = values.row_of(reach, key);
+    value_row = values.row_of(key);
   }
-  if (__any_sync(~0u, keys.is_broken(reach.sequence) || values.is_broken(reach.sequence))) tiles.beside.broken = true;
+  if (__any_sync(~0u, keys.is_broken() || values.is_broken())) tiles.beside.broken = true;
 }
 
 // All packed rows of Q, by the threads that compute, some of which share a row; rows and columns that do not exist are 0.
 inline void load_queries(const Block& block, u32 to) {
   constexpr int kSharers = kComputeThreads / kBlockQueries, kRowUnits = kQueryTile.row_bytes / kUnitBytes;
-  const DecodeArgs& args = block.args;
   const int r = static_cast<int>(threadIdx.x) / kSharers, first = static_cast<int>(threadIdx.x) % kSharers;
-  const PackedRow row = packed_row(args, block.facts, r);
-  const Reach reach = reach_of(block.facts);
-  const bool given = exists(reach, row, r);
-  const int bytes = given ? args.head_dim * kElementBytes : 0;
-  const char* const from = given ? query_row(args, reach, row) : args.q.data;
-  if (are_as_stored(args)) {
-#pragma unroll
-    for (int unit = first; unit < kRowUnits; unit += kSharers)
-      copy_async<kUnitBytes>(to + kQueryTile.offset(r, unit), from + unit * kUnitBytes, unit * kUnitBytes < bytes);
-  } else {
-    for (int unit = first; unit < kRowUnits; unit += kSharers) {
-      const u32 place = to + kQueryTile.offset(r, unit);
-      if (unit * kUnitBytes < bytes)
-        gather_query(block, row, unit * kUnitBytes, place);
-      else
-        store_shared128(place, {0, 0, 0, 0});
-    }
+  const PackedRow row = packed_row(block.args, block.facts, r);
+  const int bytes = exists(block.facts, row, r) ? block.args.head_dim * kElementBytes : 0;
+  const char* const from = bytes ? query_row(block, row) : block.args.q.data;
+#pragma unroll kTurnsQueries ? 1 : kRowUnits
+  for (int unit = first; unit < kRowUnits; unit += kSharers) {
+    const u32 place = to + kQueryTile.offset(r, unit);
+    const bool given = unit * kUnitBytes < bytes;
+    if (kTurnsQueries && given)
+      gather_query(block, row, unit * kUnitBytes, place);
+    else
+      copy_async<kUnitBytes>(place, from + unit * kUnitBytes, given);
   }
   commit_copies();
   wait_copies<0>();

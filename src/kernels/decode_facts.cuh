@@ -21,13 +21,9 @@ struct PackedRow {
   i32 query, head;
 };
 
-// Packed row r of a tile that begins with `first_row`.
-inline PackedRow packed_row(const DecodeArgs& args, i32 kv_head, i32 first_row, int r) {
-  const auto [query, head] = args.by_group.divide(first_row + r);
-  return {query, kv_head * args.group + head};
-}
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  return packed_row(args, facts.kv_head, facts.first_row, r);
+  const auto [query, head] = args.by_group.divide(facts.first_row + r);
+  return {query, facts.kv_head * args.group + head};
 }
 
 struct Block {
@@ -71,47 +67,32 @@ inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
   facts.end_tile = some ? min_of(origin + facts.end * piece, ceil_div(hull.end, kTileKeys)) : 0;
 }
 
-// What is needed to ask for queries and keys.
-struct Reach {
-  i32 sequence, first_query, queries;  // SequenceFacts
-  i32 kv_head, first_row, packed_rows;
-  i32 row, first_key;  // of the cache: CacheFacts
-  Keys hull;
-  i32 first_tile, end_tile;
-
-  bool some() const { return first_tile < end_tile; }
-};
-
-inline Reach reach_of(const Facts& facts) {
-  const CacheFacts& sequence = facts.sequence;
-  return {sequence.sequence, sequence.first_query, sequence.queries, facts.kv_head,
-          facts.first_row,   facts.packed_rows,    sequence.row,     sequence.first_key,
-          facts.hull,        facts.first_tile,     facts.end_tile};
-}
-
 // Where rows of K or of V lie that a thread asks for.
 class HeadRows {
  public:
-  HeadRows(const DecodeArgs& args, const TensorArg& from, i32 kv_head) : args_(args) {
-    head_ = from.data + kv_head * from.strides[2];
+  HeadRows(const Block& block, const TensorArg& from) : block_(block) {
+    head_ = from.data + static_cast<u32>(block.facts.kv_head) * from.strides[2];
     row_stride_ = from.strides[0];
     stride_ = from.strides[1];
   }
 
   // Keys that no row sees are taken for the nearest that one does: their weight is 0, and what lies in their slots may be NaN.
-  const char* row_of(const Reach& reach, i32 key) {
-    const Slot at = slot_of(args_, reach.row, reach.first_key + clamp_to(key, reach.hull.begin, reach.hull.end - 1));
+  const char* row_of(i32 key) {
+    const Keys hull = block_.facts.hull;
+    const CacheFacts& sequence = block_.facts.sequence;
+    const Slot at = slot_of(block_.args, sequence.row, sequence.first_key + clamp_to(key, hull.begin, hull.end - 1));
     if (at.broken) wrong_ = at.entry, broken_ = true;
     return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 
-  // Whether an entry of the table of a sequence was none.
-  bool is_broken(i32 sequence) const {
-    return breaks(args_, true, sequence, broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
+  // Whether an entry of the table was none.
+  bool is_broken() const {
+    return breaks(block_.args, true, block_.facts.sequence.sequence,
+                  broken_ ? Breach{StatusCode::block_table, wrong_, block_.args.pages - 1} : Breach{});
   }
 
  private:
-  const DecodeArgs& args_;
+  const Block& block_;
   bool broken_ = false;
   i32 wrong_ = 0;
   const char* head_;
@@ -122,18 +103,19 @@ inline const char* from_lane(const char* p, int lane) {
   return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
 }
 
-inline const char* query_row(const DecodeArgs& args, const Reach& reach, const PackedRow& row) {
-  const TensorArg& q = args.q;
-  return q.data + static_cast<u32>(reach.sequence) * q.strides[0] +
-         static_cast<u32>(reach.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
+inline const char* query_row(const Block& block, const PackedRow& row) {
+  const TensorArg& q = block.args.q;
+  const CacheFacts& sequence = block.facts.sequence;
+  return q.data + static_cast<u32>(sequence.sequence) * q.strides[0] +
+         static_cast<u32>(sequence.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
 }
 
 // Elements of a packed row one by one: strided, or turned by their position.
 inline void gather_query(const Block& block, const PackedRow& row, int byte, u32 to) {
   const DecodeArgs& args = block.args;
   const i32 first = byte / kElementBytes;
-  const i64 position = args.rotary_pairs ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
-  const char* const from = query_row(block.args, reach_of(block.facts), row);
+  const i64 position = kTurnsQueries ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
+  const char* const from = query_row(block, row);
 #pragma unroll 1
   for (i32 i = 0; i < kPieceElements; ++i) {
     const float x = first + i < args.head_dim ? rotated(args, from, args.q.strides[3], position, first + i) : 0.f;
@@ -145,11 +127,8 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
-inline bool exists(const Reach& reach, const PackedRow& row, int r) {
-  return row.query < reach.queries && r < reach.packed_rows;
+inline bool exists(const Facts& facts, const PackedRow& row, int r) {
+  return row.query < facts.sequence.queries && r < facts.packed_rows;
 }
-
-// Whether rows are to be multiplied as they lie in the tensor.
-inline bool are_as_stored(const DecodeArgs& args) { return kCopyBytes != 0 && args.rotary_pairs == 0; }
 
 }  // namespace narrows

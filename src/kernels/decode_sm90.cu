@@ -6,7 +6,6 @@
 // a multiprocessor's registers. Two warps bring tiles, and where V is a part of K's memory a tile serves as both.
 #include "kernels/decode_bring_sm90.cuh"
 #include "kernels/decode_join_sm90.cuh"
-#include "kernels/decode_plain.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
@@ -185,17 +184,14 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   if (block.facts.slots.count > 1) join(block, tiles.beside.last);
 }
 
-// Whether the call is plain, and then what the block works on: nothing if its number is beyond the pieces.
-inline bool begin_plain(const DecodeArgs& args, Beside& beside) {
-  const bool plain = is_plain(args);
+// Whether sequences are about alike, and then what the block works on: nothing if its number is beyond the pieces.
+inline bool begin_alike(const DecodeArgs& args, Beside& beside) {
+  if (args.plain_filled < 0 || !args.cuts_alike) return false;
   const PlainPiece piece(args);
-  if (plain && threadIdx.x < kWarp) gather_plain(args, beside.facts, piece, piece.reach(args));
-  if (threadIdx.x == 0) {
-    beside.plain = plain;
-    beside.broken = false;
-    if (plain && piece.part >= args.by_splits.divisor) beside.facts.end = beside.facts.begin;
-  }
-  return plain;
+  const PlainLengths lengths(args);
+  if (!lengths.fit || !are_alike(args.batch, lengths.tiles, lengths.longest)) return false;
+  if (threadIdx.x < kWarp && !begin_piece(args, piece, beside.work) && threadIdx.x == 0) beside.work.facts.kv_head = -1;
+  return true;
 }
 
 }  // namespace narrows
@@ -205,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   using namespace narrows;
   extern __shared__ __align__(kTileAlignment) char memory[];
   Beside& beside = *reinterpret_cast<Beside*>(memory + kBesideAt);
-  Facts& facts = beside.facts;
+  Facts& facts = beside.work.facts;
   const Tiles tiles{shared_address(memory), beside};
   const Block block{args, facts, memory, reinterpret_cast<float*>(memory + kStagesAt), beside.sums};
   if (threadIdx.x == 0) {
@@ -215,18 +211,22 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
   Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));
-  if (!begin_plain(args, beside)) line.begin();
+  const bool alike = begin_alike(args, beside);
+  if (!alike) line.begin();
+  if (threadIdx.x == 0) {
+    beside.alike = alike;
+    beside.broken = false;
+  }
   __syncthreads();
   for (;;) {
-    if (!beside.plain) {
+    if (!beside.alike)
       line.next(facts, [&](bool other_rows) {
         if (other_rows) gather_rows(args, facts);
         if (threadIdx.x == 0) gather_tiles(args, facts);
       });
-      if (facts.kv_head < 0) return;
-    }
+    if (facts.kv_head < 0) return;
     if (facts.begin < facts.end) work_on(block, tiles, ring);
-    if (beside.plain) return;
+    if (beside.alike) return;
     __syncthreads();
     line.look_again();
     if (threadIdx.x == 0) beside.broken = false;

@@ -57,6 +57,7 @@ bool decodes_wide(const Problem& problem) {
 Program decode_sm90_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
   config.tiles_and_rules(constants, 32 * constants.warps);
+  config.flag("kTurnsQueries", constants.turned);
   config.number("kStages", kStages);
   config.number("kMostParts", kMostParts);
   config.number("kSharedBytes", static_cast<int>(shared_bytes(constants)));

@@ -26,7 +26,7 @@ namespace narrows {
 [[maybe_unused]] constexpr int kHeadDim = 128, kValueDim = 128, kBlockQueries = 64, kBlockKeys = 64, kWarps = 12,
                                kThreads = 384, kStages = 2, kCopyBytes = 16, kMostParts = 32, kSharedBytes = 65536;
 [[maybe_unused]] constexpr bool kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
-                                kDropout = false;
+                                kTurnsQueries = false, kDropout = false;
 }  // namespace narrows
 
 #include "kernels/ptx_sm90.cuh"
@@ -145,6 +145,7 @@ struct CachedCall {
     const i32 rows = args.by_rows.divisor, slots_of_parts = max_of(2 * static_cast<i32>(blocks), rows * splits);
     args.splits = splits;
     args.plain_filled = plain ? args.capacity : -1;
+    args.cuts_alike = plain;
     args.by_splits =
         divider(splits_of(ceil_div(args.capacity, kBlockKeys), most_splits(rows, static_cast<i32>(blocks))));
     args.line_blocks = static_cast<i32>(blocks);
