@@ -90,7 +90,7 @@ TEST(Sm90DecodePlan, scratch_is_two_slots_of_a_block_or_one_of_a_split) {
 }
 
 TEST(Sm90DecodePlan, fits_the_device_and_needs_few_programs) {
-  EXPECT_LE(chosen(LatentSizes{}.call()).plan.shared_bytes + 1536, h200().shared_bytes);
+  EXPECT_LE(chosen(LatentSizes{}.call()).plan.shared_bytes, h200().shared_bytes);
   std::set<std::string> programs;
   for (const i64 d : {8, 64, 264, 512, 576})
     for (const i64 dv : {256, 264, 512})
