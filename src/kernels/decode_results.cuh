@@ -51,7 +51,7 @@ inline void store_columns(const DecodeArgs& args, char* row, i32 column, const f
     for (i32 i = 0; i < 4 && column + i < args.value_dim; ++i)
       store_number(at + i * stride, kElement, i < 2 ? i == 0 ? x[0] : x[1] : i == 2 ? x[2] : x[3]);
   } else if constexpr (kElementBytes == 2) {
-    *reinterpret_cast<uint2*>(at) = uint2{pack(x[0], x[1]), pack(x[2], x[3])};
+    store_global2(at, pack(x[0], x[1]), pack(x[2], x[3]));
   } else {
     store_global4(reinterpret_cast<float*>(at), {x[0], x[1], x[2], x[3]});
   }

@@ -184,16 +184,6 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   if (block.facts.slots.count > 1) join(block, tiles.beside.last);
 }
 
-// Whether sequences are about alike, and then what the block works on: nothing if its number is beyond the pieces.
-inline bool begin_alike(const DecodeArgs& args, Beside& beside) {
-  if (args.plain_filled < 0 || !args.cuts_alike) return false;
-  const PlainPiece piece(args);
-  const PlainLengths lengths(args);
-  if (!lengths.fit || !are_alike(args.batch, lengths.tiles, lengths.longest)) return false;
-  if (threadIdx.x < kWarp && !begin_piece(args, piece, beside.work) && threadIdx.x == 0) beside.work.facts.kv_head = -1;
-  return true;
-}
-
 }  // namespace narrows
 
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
@@ -201,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   using namespace narrows;
   extern __shared__ __align__(kTileAlignment) char memory[];
   Beside& beside = *reinterpret_cast<Beside*>(memory + kBesideAt);
-  Facts& facts = beside.work.facts;
+  Facts& facts = beside.facts;
   const Tiles tiles{shared_address(memory), beside};
   const Block block{args, facts, memory, reinterpret_cast<float*>(memory + kStagesAt), beside.sums};
   if (threadIdx.x == 0) {
@@ -211,24 +201,17 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
   Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));
-  const bool alike = begin_alike(args, beside);
-  if (!alike) line.begin();
-  if (threadIdx.x == 0) {
-    beside.alike = alike;
-    beside.broken = false;
-  }
-  __syncthreads();
+  line.begin();
   for (;;) {
-    if (!beside.alike)
-      line.next(facts, [&](bool other_rows) {
-        if (other_rows) gather_rows(args, facts);
-        if (threadIdx.x == 0) gather_tiles(args, facts);
-      });
+    if (threadIdx.x == 0) beside.broken = false;
+    line.next(facts, [&](bool other_rows) {
+      if (other_rows) gather_rows(args, facts);
+      if (threadIdx.x == 0) gather_tiles(args, facts);
+    });
     if (facts.kv_head < 0) return;
-    if (facts.begin < facts.end) work_on(block, tiles, ring);
-    if (beside.alike) return;
+    if (facts.begin >= facts.end) continue;
+    work_on(block, tiles, ring);
     __syncthreads();
     line.look_again();
-    if (threadIdx.x == 0) beside.broken = false;
   }
 }

@@ -1,7 +1,7 @@
 // Shared memory of the sm90 decode kernel, and what a warpgroup of it holds: of 64 packed rows the scores of a tile of keys, and
 // half of the columns of O.
 #pragma once
-#include "kernels/decode_plain.cuh"
+#include "kernels/decode_facts.cuh"
 #include "kernels/descriptor.cuh"
 #include "kernels/ptx_sm90.cuh"
 #include "kernels/ring.cuh"
@@ -43,11 +43,10 @@ static_assert(kThreads * kLineSequenceBytes <= kStages * kStageTile.bytes());
 
 // Beside the tiles.
 struct Beside {
-  PlainWork work;
+  Facts facts;
   LineState line;
   RowSum sums[kBlockQueries];
   float factors[kBlockQueries];  // of what was accumulated before, with the weights
-  bool alike;                    // decode_plain.cuh
   bool broken;                   // an entry of the table was no page
   bool last;                     // of the blocks that have a part of the rows
 };

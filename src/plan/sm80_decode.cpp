@@ -176,6 +176,11 @@ bool decodes(const Problem& problem) {
   return problem.operation == Operation::forward && (cached || (problem.num_splits > 1 && !problem.batch_invariant));
 }
 
+bool decodes_wide(const Problem& problem) {
+  constexpr i64 kNarrowest = 256;
+  return decodes(problem) && std::max(problem.head_dim, problem.value_dim) > kNarrowest;
+}
+
 DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
   constants.turned = problem.rotary_pairs != 0;
@@ -232,7 +237,10 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   plan.blocks = i64{std::max(machine.multiprocessors, 1)} * constants.resident_blocks;
   share_out(plan, problem, decode_columns(constants), kMostBlocks);
   const double rate = machine.flops_per_second * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
-  plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
+  // Of wide heads every tile of packed rows reads K and V for itself, at memory's rate: the table's last rows keep few bytes on their way.
+  const i64 reads = decodes_wide(problem) ? std::max<i64>(ceil_div(rows_of_head(problem), plan.query_block), 1) : 1;
+  const i64 bytes = saturating_multiply(work.fused_bytes, reads);
+  plan.prediction = predict(work.flops, bytes, rate, machine.bytes_per_second);
   return plan;
 }
 

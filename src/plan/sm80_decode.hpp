@@ -54,6 +54,8 @@ enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs };
 
 /// Whether a forward call is this family's decoding: keys in a cache or in pages, or num_splits.
 bool decodes(const Problem& problem);
+/// Of head dims above 256.
+bool decodes_wide(const Problem& problem);
 
 std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const Work& work, const Machine& machine);
 

@@ -5,9 +5,7 @@
 
 namespace narrows {
 
-/// Whether a call that decodes is for this kernel, or for nobody in this family.
-bool decodes_wide(const Problem& problem);
-
+/// Of a problem that decodes_wide().
 std::variant<Plan, Refusal> consider_sm90_decode(const Problem& problem, const Work& work, const Machine& machine);
 
 /// constants: those of such a plan.

@@ -134,18 +134,14 @@ struct CachedCall {
     args.by_tile_rows = divider(1);
     args.by_group = divider(heads);
     args.by_page = divider(args.page_size);
-    args.by_sequence_rows = divider(ceil_div(heads * queries, kBlockQueries));
-    args.by_rows = divider(args.batch * args.by_sequence_rows.divisor);
     args.whole_columns = true;
     args.status = status;
   }
 
-  /// plain: the device is told that sequences differ in length alone.
-  void run(u32 blocks, bool plain, i32 splits = 0) {
-    const i32 rows = args.by_rows.divisor, slots_of_parts = max_of(2 * static_cast<i32>(blocks), rows * splits);
+  void run(u32 blocks, i32 splits = 0) {
+    const i32 rows = args.batch * ceil_div(heads * queries, kBlockQueries),
+              slots_of_parts = max_of(2 * static_cast<i32>(blocks), rows * splits);
     args.splits = splits;
-    args.plain_filled = plain ? args.capacity : -1;
-    args.cuts_alike = plain;
     args.by_splits =
         divider(splits_of(ceil_div(args.capacity, kBlockKeys), most_splits(rows, static_cast<i32>(blocks))));
     args.line_blocks = static_cast<i32>(blocks);
@@ -203,29 +199,29 @@ TEST(KernelDecodeSm90, v_is_a_part_of_k_or_its_own_in_rows_and_in_pages) {
     for (const i32 page : {0, 24}) {
       SCOPED_TRACE(testing::Message() << shares << " " << page);
       CachedCall call({150, 64, 1, 0}, 20, 2, page, shares);
-      call.run(3, false);
+      call.run(3);
       call.expect_all();
     }
 }
 
 TEST(KernelDecodeSm90, rows_of_one_length_are_cut_alike_and_joined) {
   CachedCall call({520, 515}, 66, 1, 0, true);  // two tiles of packed rows each
-  call.run(8, true);
+  call.run(8);
   call.expect_all();
-  call.run(3, false, 2);
+  call.run(3, 2);
   call.expect_all();
 }
 
 TEST(KernelDecodeSm90, many_parts_are_joined_in_groups) {
   CachedCall call({640}, 16, 1, 0, true);
-  call.run(10, false, 10);
+  call.run(10, 10);
   call.expect_all();
 }
 
 TEST(KernelDecodeSm90, an_entry_that_is_no_page_makes_its_sequence_nan) {
   CachedCall call({90, 70}, 16, 1, 16, true);
   call.table[2] = 99;
-  call.run(2, false);
+  call.run(2);
   EXPECT_EQ(call.status[0], static_cast<i32>(StatusCode::block_table));
   EXPECT_EQ(call.status[1], 0);
   EXPECT_EQ(call.status[2], 99);

@@ -92,6 +92,10 @@ template <int n> void wait_copies() {}  // they came at once
 
 // ---- global memory
 inline void store_global4(float* at, const float4& x) { std::memcpy(at, &x, sizeof x); }
+inline void store_global2(char* at, u32 a, u32 b) {
+  std::memcpy(at, &a, sizeof a);
+  std::memcpy(at + sizeof a, &b, sizeof b);
+}
 struct SharedWord {
   u64* at;
 
