@@ -27,6 +27,12 @@ i64 shared_bytes(const DecodeConstants& constants) {
   return tile(kRows, constants.head_width) + kStages * stage + tile(kRows, kKeys) + kBeside;
 }
 
+/// Values of a single kv head that are narrower than its keys are taken to be a part of them, which the device will see.
+i64 bytes_read(const Problem& problem, const Work& work) {
+  if (problem.kv_heads != 1 || problem.value_dim >= problem.head_dim) return work.fused_bytes;
+  return work.fused_bytes / (problem.head_dim + problem.value_dim) * problem.head_dim;
+}
+
 std::string refusal(const Problem& problem, const Machine& machine) {
   if (machine.compute_capability != 90)
     return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
@@ -77,7 +83,7 @@ std::variant<Plan, Refusal> consider_sm90_decode(const Problem& problem, const W
   plan.shared_bytes = shared_bytes(decode_constants(problem, plan));
   plan.blocks = std::clamp(machine.multiprocessors, 1, kMostParts);
   share_out(plan, problem, plan.value_width, kMostParts);
-  plan.prediction = predict(work.flops, work.fused_bytes, machine.flops_per_second, machine.bytes_per_second);
+  plan.prediction = predict(work.flops, bytes_read(problem, work), machine.flops_per_second, machine.bytes_per_second);
   if (plan.prediction.seconds > 0) plan.prediction.seconds += kBesideKeys;
   return plan;
 }

@@ -46,7 +46,7 @@ std::string refusal(const LatentSizes& sizes, const Options& options = {}, const
 
 TEST(Sm90DecodePlan, is_preferred_where_it_takes_a_call) {
   for (const LatentSizes& sizes : {LatentSizes{}, LatentSizes{.page = 16}, LatentSizes{.dtype = DType::fp16, .h = 128},
-                                   LatentSizes{.sq = 300}, LatentSizes{.h = 8, .hk = 4, .d = 264, .dv = 264},
+                                   LatentSizes{.sq = 300}, LatentSizes{.h = 64, .hk = 4, .d = 264, .dv = 264},
                                    LatentSizes{.d = 128, .dv = 512}, LatentSizes{.d = 576, .dv = 64}}) {
     const Plan plan = chosen(sizes.call()).plan;
     EXPECT_EQ(plan.family, "sm90");
@@ -57,6 +57,8 @@ TEST(Sm90DecodePlan, is_preferred_where_it_takes_a_call) {
     EXPECT_EQ(plan.head_width, sizes.d == 576 ? 576 : 512);
   }
   EXPECT_EQ(chosen(LatentSizes{.b = 1, .slots = 1024}.call()).plan.family, "sm80") << "over before this one has begun";
+  EXPECT_EQ(chosen(LatentSizes{.h = 8}.call()).plan.family, "sm90") << "V is a part of K";
+  EXPECT_EQ(chosen(LatentSizes{.h = 8, .hk = 2}.call()).plan.family, "sm80") << "reads nothing twice";
   EXPECT_EQ(chosen(LatentSizes{.b = 1, .h = 128}.call()).plan.family, "sm90") << "16 tiles of packed rows there";
   const Choice narrow = chosen(LatentSizes{.h = 8, .hk = 4, .d = 256, .dv = 256}.call());
   EXPECT_EQ(narrow.plan.family, "sm80");
