@@ -2,7 +2,7 @@
 // decode_results.cuh: parts are weighed against the largest of all maxima and added up in their order.
 #pragma once
 #include "kernels/decode_tiles_sm90.cuh"
-
+// which this asks for:
 #include "kernels/decode_results.cuh"
 
 namespace narrows {

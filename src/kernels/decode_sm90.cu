@@ -3,7 +3,7 @@
 //
 // A thread block has 64 packed rows and takes a tile of 64 keys into shared memory once. The first warpgroup makes S = Q K^T and
 // the weights, which go through shared memory; both add P V to half of O's columns each: 64 rows x 512 columns of fp32 are half of
-// a multiprocessor's registers. Two warps bring tiles, and where V is a part of K's memory a tile serves as both.
+// a multiprocessor's registers. Four warps bring tiles, and where V is a part of K's memory a tile serves as both.
 #include "kernels/decode_bring_sm90.cuh"
 #include "kernels/decode_join_sm90.cuh"
 #include "kernels/decode_scores.cuh"

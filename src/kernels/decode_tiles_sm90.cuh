@@ -8,8 +8,8 @@
 
 namespace narrows {
 
-constexpr int kComputeWarps = 8,
-              kComputeThreads = kComputeWarps * kWarp;  // two warpgroups; the other warps bring K and V
+// Two warpgroups; the other warps bring K and V.
+constexpr int kComputeWarps = 8, kComputeThreads = kComputeWarps * kWarp;
 constexpr int kBringWarps = kWarps - kComputeWarps;
 constexpr int kSliceColumns = kValueDim / 2;  // of O, that a warpgroup has
 static_assert(kBlockQueries == 64 && kBlockKeys == 64, "rows of a wgmma, and one chunk of weights");
