@@ -20,7 +20,7 @@ inline bool is_plain(const DecodeArgs& args) {
 #pragma unroll 1
   for (i32 s = static_cast<i32>(threadIdx.x % kWarp); s < args.batch; s += kWarp) {
     const i32 filled = plain_filled(args, s), own = plain_tiles(filled + plain_new_keys(args));
-    fits &= static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
+    fits &= static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled) && !is_refused(args, s);
     tiles += own;
     longest = max_of(longest, own);
   }

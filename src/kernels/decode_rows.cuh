@@ -63,6 +63,7 @@ inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bo
   line.broken = broken;
   if (broken || s == args.batch) return line;
   static_cast<CacheFacts&>(line) = cache_facts(args, queries, reports);
+  line.broken |= is_refused(args, s);
   line.tiles = tiles_of(args, line);
   return line;
 }
@@ -184,6 +185,7 @@ class Line {
   bool find(Share& share) {
     const i32 unit = state_.unit, first = state_.first;
     i32 before = state_.before;
+    __syncwarp();  // one lane writes them below
     const bool ends = unit >= state_.end || first >= state_.sequences;
     if (ends && thread_ == 0) share.kv_head = -1;
     bool found = ends;

@@ -138,7 +138,8 @@ Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstan
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
   return {{"tickets", bytes(slots, 8)},
           {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-          {"partial results", bytes(rows, 4 * decode_columns(constants))}};
+          {"partial results", bytes(rows, 4 * decode_columns(constants))},
+          {"sequences refused", problem.appends && problem.key_form == KeyForm::pages ? bytes(problem.batch, 4) : 0}};
 }
 
 }  // namespace
