@@ -71,6 +71,14 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
   args.pages = narrow(problem.key_batches);
 }
 
+/// Sequences whose lengths every thread block of a plain call looks at.
+constexpr i64 kMostPlain = 256;
+
+/// Whether pieces of equal work, the first of which are spread over multiprocessors, keep all of these about equally busy.
+bool spreads(i32 pieces, i32 blocks, i32 resident_blocks) {
+  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
+}
+
 /// DecodeArgs::plain_filled.
 i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const Mask& mask = problem.rules.mask;
@@ -94,7 +102,8 @@ void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const
   const i32 tiles = ceil_div(args.capacity, narrow(kDecodeTile));
   const i32 splits = splits_of(tiles, most_splits(rows, args.line_blocks));
   args.by_splits = divider(splits);
-  if (cut_alike(rows * splits, args.line_blocks)) args.plain_filled = plain_filled(problem, plan, buffers);
+  if (problem.batch <= kMostPlain && spreads(rows * splits, args.line_blocks, plan.resident_blocks))
+    args.plain_filled = plain_filled(problem, plan, buffers);
 }
 
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
@@ -113,6 +122,11 @@ unsigned decode_blocks(const DecodeArgs& args) {
   if (args.plain_filled < 0) return static_cast<unsigned>(args.line_blocks);
   const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
   return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
+}
+
+bool has_whole_columns(const Problem& problem) {
+  const int bytes = 4 * static_cast<int>(item_size(problem.dtype));
+  return problem.o.unit_last && problem.o.alignment >= bytes && problem.value_dim % 4 == 0;
 }
 
 struct Kernels {
@@ -155,6 +169,7 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   args.v = tensor_arg(buffers.v);
   args.o = tensor_arg(buffers.o);
   args.lse = tensor_arg(buffers.lse);
+  args.whole_columns = has_whole_columns(problem);
   args.kv_heads = narrow(problem.kv_heads);
   set_cache(args, problem, buffers);
   set_line(args, problem, plan, buffers);

@@ -64,7 +64,7 @@ inline void append_row(const DecodeArgs& args, const CacheFacts& facts, i32 t) {
   const i32 key_pieces = ceil_div(args.head_dim, kPieceElements),
             value_pieces = ceil_div(args.value_dim, kPieceElements);
   const i32 pieces = key_pieces + value_pieces;
-  const Slot slot = slot_of(args, facts, facts.filled + t);
+  const Slot slot = slot_of(args, facts.row, facts.filled + t);
   for (i32 index = static_cast<i32>(threadIdx.x); index < args.kv_heads * pieces; index += kThreads) {
     const i32 head = index / pieces, piece = index % pieces;
     const bool is_key = piece < key_pieces;

@@ -38,8 +38,8 @@ struct Block {
   float* output_row(int warp, int r) const { return outputs + (warp * facts.packed_rows + r) * kOutputStride; }
 };
 
-// By the first warp, of a share that it has found.
-inline void gather_facts(const DecodeArgs& args, Facts& facts) {
+// By the first warp, of a share that it has found: what its rows see.
+inline void gather_rows(const DecodeArgs& args, Facts& facts) {
   const i32 lane = static_cast<i32>(threadIdx.x);
   const LineSequence& sequence = facts.sequence;
   const i32 first = facts.tile * kBlockQueries;
@@ -57,6 +57,11 @@ inline void gather_facts(const DecodeArgs& args, Facts& facts) {
   facts.packed_rows = min_of(sequence.rows * args.group - first, i32{kBlockQueries});
   facts.hull = hull;
   facts.common = common;
+}
+
+// Then, by its first thread, which tiles.
+inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
+  const Keys hull = facts.hull;
   const bool some = hull.begin < hull.end;
   const i32 origin = some ? first_tile(args, hull.begin) : 0, piece = facts.cut.tiles_of_piece;
   facts.first_tile = max_of(origin + facts.begin * piece, hull.begin / kTileKeys);
@@ -65,36 +70,48 @@ inline void gather_facts(const DecodeArgs& args, Facts& facts) {
 
 // ---------------------------------------------------------------------------------------------------------------- keys
 
-// Where the keys of the block's row lie. Lanes below 16 look for rows of K, the others for rows of V.
+// What is needed to ask for keys.
+struct Reach {
+  i32 kv_head;
+  i32 row, first_key;  // of the cache: CacheFacts
+  Keys hull;
+  i32 first_tile, end_tile;
+
+  bool some() const { return first_tile < end_tile; }
+};
+
+inline Reach reach_of(const Facts& facts) {
+  return {facts.kv_head,    facts.sequence.row, facts.sequence.first_key, facts.hull,
+          facts.first_tile, facts.end_tile};
+}
+
+// Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
 class KeyRows {
  public:
-  KeyRows(const Block& block) : block_(block) {
-    const TensorArg& from = threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v;
-    head_ = from.data + block.facts.kv_head * from.strides[2];
+  KeyRows(const DecodeArgs& args, i32 kv_head) : args_(args) {
+    const TensorArg& from = threadIdx.x % kWarp < kTileKeys ? args.k : args.v;
+    head_ = from.data + kv_head * from.strides[2];
     row_stride_ = from.strides[0];
     stride_ = from.strides[1];
   }
 
   // Of the lane's key of a tile. Keys that no row sees are taken for the nearest that one does: their weight is 0, and what lies
   // in their slots may be NaN.
-  const char* row(i32 tile) {
-    const Keys hull = block_.facts.hull;
-    const CacheFacts& sequence = block_.facts.sequence;
+  const char* row(const Reach& reach, i32 tile) {
     const i32 key = tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys);
-    const i32 slot = sequence.first_key + clamp_to(key, hull.begin, hull.end - 1);
-    const Slot at = slot_of(block_.args, sequence, slot);
+    const Slot at = slot_of(args_, reach.row, reach.first_key + clamp_to(key, reach.hull.begin, reach.hull.end - 1));
     if (at.broken) wrong_ = at.entry, broken_ = true;
-    return head_ + at.row * row_stride_ + at.number * stride_;
+    return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 
-  // Whether an entry of the table was none.
-  bool is_broken() const {
-    return breaks(block_.args, true, block_.facts.sequence.sequence,
-                  broken_ ? Breach{StatusCode::block_table, wrong_, block_.args.pages - 1} : Breach{});
+  // Whether an entry of the table of a sequence was none.
+  bool is_broken(i32 sequence) const {
+    return breaks(args_, true, sequence,
+                  broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
   }
 
  private:
-  const Block& block_;
+  const DecodeArgs& args_;
   bool broken_ = false;
   i32 wrong_ = 0;
   const char* head_;
@@ -127,48 +144,26 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
-// All packed rows of Q, to shared memory; rows that do not exist are 0. What a thread asks for first it stores last.
-class QueryLoad {
- public:
-  explicit QueryLoad(const Block& block) : block_(block), index_(static_cast<int>(threadIdx.x)) { begin(); }
-
-  void finish() {
+// All packed rows of Q, to shared memory; rows that do not exist are 0.
+inline void load_queries(const Block& block) {
+  constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes;
+  const DecodeArgs& args = block.args;
 #pragma unroll 1
-    while (index_ < kPieces) {
-      if (gathers_)
-        gather_query(block_, row_, byte_, place());
-      else
-        store_shared128(place(), piece_);
-      index_ += kThreads;
-      if (index_ < kPieces) begin();
+  for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
+    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
+    const PackedRow row = packed_row(args, block.facts, r);
+    const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows &&
+                        byte < args.head_dim * kElementBytes;
+    const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
+    if (exists && (kCopyBytes == 0 || args.rotary_pairs != 0)) {
+      gather_query(block, row, byte, to);
+    } else {
+      u32 piece[4] = {0, 0, 0, 0};
+      load_stream_if(exists, query_row(block, row) + byte, piece);
+      store_shared128(to, piece);
     }
   }
-
- private:
-  static constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes, kPieces = kBlockQueries * kRowPieces;
-
-  void begin() {
-    const DecodeArgs& args = block_.args;
-    const int r = index_ / kRowPieces;
-    byte_ = index_ % kRowPieces * kUnitBytes;
-    row_ = packed_row(args, block_.facts, r);
-    const bool exists = row_.query < block_.facts.sequence.queries && r < block_.facts.packed_rows &&
-                        byte_ < args.head_dim * kElementBytes;
-    gathers_ = exists && (kCopyBytes == 0 || args.rotary_pairs != 0);
-    for (u32& word : piece_) word = 0;
-    load_stream_if(exists && !gathers_, query_row(block_, row_) + byte_, piece_);
-  }
-
-  u32 place() const {
-    return shared_address(block_.queries) + static_cast<u32>(index_ / kRowPieces * kQueryStride + byte_);
-  }
-
-  const Block& block_;
-  int index_, byte_;
-  PackedRow row_;
-  bool gathers_;
-  u32 piece_[4];
-};
+}
 
 // Step i of the lane's packed rows.
 inline void read_queries(const Block& block, int i, QueryPieces& q) {

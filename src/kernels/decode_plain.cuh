@@ -34,48 +34,58 @@ inline Keys plain_keys(const DecodeArgs& args, i32 keys, i32 first_row, i32 r) {
   return {0, args.visibility.right == 0 ? clamp_to(past, 0, keys) : keys};
 }
 
-// Piece `unit`. Rows first, so that thread blocks read the heads of a token together.
+// Of the thread block. Rows first, so that blocks read the heads of a token together.
 struct PlainPiece {
-  i32 part, row, sequence, tile, kv_head;
+  i32 part, row, sequence, kv_head;
+  i32 first_row, packed_rows;  // Facts
   i32 filled;
 
-  PlainPiece(const DecodeArgs& args, i32 unit) {
-    const auto [part_, row_] = args.by_rows.divide(unit);
-    const auto [sequence_, row_of_sequence] = args.by_sequence_rows.divide(row_);
-    const auto [tile_, kv_head_] = args.by_tile_rows.divide(row_of_sequence);
-    part = part_, row = row_, sequence = sequence_, tile = tile_, kv_head = kv_head_;
+  explicit PlainPiece(const DecodeArgs& args) {
+    const Quotient piece = args.by_rows.divide(static_cast<i32>(blockIdx.x));
+    const Quotient of_sequence = args.by_sequence_rows.divide(piece.rest);
+    const Quotient of_tile = args.by_tile_rows.divide(of_sequence.rest);
+    part = piece.quotient;
+    row = piece.rest;
+    sequence = of_sequence.quotient;
     filled = plain_filled(args, sequence);
+    kv_head = of_tile.rest;
+    first_row = of_tile.quotient * kBlockQueries;
+    packed_rows = min_of(args.query_rows * args.group - first_row, i32{kBlockQueries});
+  }
+
+  i32 keys(const DecodeArgs& args) const { return filled + plain_new_keys(args); }
+
+  Reach reach(const DecodeArgs& args) const {
+    const i32 all = keys(args), tiles = args.by_splits.quotient(plain_tiles(all) + args.by_splits.divisor - 1);
+    const Keys hull = plain_keys(args, all, first_row, packed_rows - 1);
+    const i32 first_tile = part * tiles;
+    return {kv_head, sequence, 0, hull, first_tile, min_of(first_tile + tiles, plain_tiles(hull.end))};
   }
 };
 
-// By the first warp; of kv head -1: nothing.
-inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece) {
-  const i32 lane = static_cast<i32>(threadIdx.x), first_row = piece.tile * kBlockQueries;
-  const i32 splits = args.by_splits.divisor;
-  const i32 new_keys = plain_new_keys(args), keys = piece.filled + new_keys;
-  const i32 packed_rows = min_of(args.query_rows * args.group - first_row, i32{kBlockQueries});
+// By the first warp.
+inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece, const Reach& reach) {
+  const i32 lane = static_cast<i32>(threadIdx.x), keys = piece.keys(args), splits = args.by_splits.divisor;
   if (lane < kBlockQueries)
-    facts.seen[lane] = lane < packed_rows ? plain_keys(args, keys, first_row, lane) : Keys{0, 0};
+    facts.seen[lane] = lane < piece.packed_rows ? plain_keys(args, keys, piece.first_row, lane) : Keys{0, 0};
   if (lane != 0) return;
   LineSequence& sequence = facts.sequence;
   sequence = {};
   sequence.sequence = sequence.row = piece.sequence;
   sequence.filled = piece.filled;
-  sequence.new_keys = new_keys;
   sequence.keys = keys;
   sequence.queries = sequence.rows = args.query_rows;
   sequence.shift = keys - args.query_rows;
-  facts.kv_head = piece.part < splits ? piece.kv_head : -1;
+  facts.kv_head = piece.kv_head;
   facts.begin = facts.part = piece.part;
   facts.end = piece.part + 1;
   facts.slots = unit_slots(piece.row * splits, splits);
-  facts.first_row = first_row;
-  facts.packed_rows = packed_rows;
-  facts.hull = plain_keys(args, keys, first_row, packed_rows - 1);
-  facts.common = plain_keys(args, keys, first_row, 0);
-  const i32 tiles = args.by_splits.quotient(plain_tiles(keys) + splits - 1);
-  facts.first_tile = piece.part * tiles;
-  facts.end_tile = min_of(facts.first_tile + tiles, plain_tiles(facts.hull.end));
+  facts.first_row = piece.first_row;
+  facts.packed_rows = piece.packed_rows;
+  facts.hull = reach.hull;
+  facts.common = plain_keys(args, keys, piece.first_row, 0);
+  facts.first_tile = reach.first_tile;
+  facts.end_tile = reach.end_tile;
 }
 
 }  // namespace narrows

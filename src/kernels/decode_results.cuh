@@ -95,15 +95,14 @@ inline JoinedColumns join_warps(const Block& block, int r, int column) {
 inline void store_columns(const DecodeArgs& args, char* row, i32 column, const float (&x)[4]) {
   const i64 stride = args.o.strides[3];
   char* const at = row + column * stride;
-  const bool whole = stride == kElementBytes && column + 4 <= args.value_dim;
-  if (kElementBytes == 2 && whole && reinterpret_cast<u64>(at) % 8 == 0) {
+  if (!args.whole_columns) {
+#pragma unroll 1
+    for (i32 i = 0; i < 4 && column + i < args.value_dim; ++i)
+      store_number(at + i * stride, kElement, i < 2 ? i == 0 ? x[0] : x[1] : i == 2 ? x[2] : x[3]);
+  } else if constexpr (kElementBytes == 2) {
     *reinterpret_cast<uint2*>(at) = uint2{pack(x[0], x[1]), pack(x[2], x[3])};
-  } else if (kElementBytes == 4 && whole && reinterpret_cast<u64>(at) % 16 == 0) {
-    *reinterpret_cast<float4*>(at) = float4{x[0], x[1], x[2], x[3]};
   } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (column + i < args.value_dim) store_number(at + i * stride, kElement, x[i]);
+    store_global4(reinterpret_cast<float*>(at), {x[0], x[1], x[2], x[3]});
   }
 }
 

@@ -124,12 +124,16 @@ class Line {
     state_.first = 0;
   }
 
-  // What the block works on next; of kv head -1: nothing. Where it is found, the first warp goes on with gather().
+  // What the block works on next; of kv head -1: nothing. Where it is found, the first warp goes on with gather(whether it is of
+  // other rows of q than what the block worked on before).
   template <class Gather> void next(Share& share, const Gather& gather) {
 #pragma unroll 1
     for (;;) {
       __syncthreads();
-      if (thread_ < kWarp && state_.planned && find(share)) gather();
+      if (thread_ < kWarp && state_.planned) {
+        const bool same = find_beside(share);
+        if (same || find(share)) gather(!same);
+      }
       __syncthreads();
       if (state_.found) return;
       look();
@@ -181,12 +185,30 @@ class Line {
     state_.planned = true;
   }
 
+  // By the first warp: the row behind the last one, if it differs in its kv head alone. Most rows of ragged batches do.
+  bool find_beside(Share& share) {
+    const i32 unit = state_.unit, left = state_.end - unit, kv_head = share.kv_head + 1;
+    const bool beside = state_.found && state_.cutting.even && left > 0 && kv_head < args_.kv_heads;
+    __syncwarp();
+    if (beside && thread_ == 0) {
+      const i32 pieces = share.cut.pieces;
+      share.kv_head = kv_head;
+      share.begin = share.part = 0;
+      share.end = min_of(pieces, left);
+      share.slots = share.end == pieces ? PartSlots{1, 0, 0, 0} : stretch_slots(state_.deal, unit, pieces);
+      state_.unit = unit + share.cut.units;
+    }
+    __syncwarp();
+    return beside;
+  }
+
   // By the first warp: the sequence of the next unit, if it is in sight.
   bool find(Share& share) {
     const i32 unit = state_.unit, first = state_.first;
     i32 before = state_.before;
     __syncwarp();  // one lane writes them below
     const bool ends = unit >= state_.end || first >= state_.sequences;
+    __syncwarp();
     if (ends && thread_ == 0) share.kv_head = -1;
     bool found = ends;
 #pragma unroll 1

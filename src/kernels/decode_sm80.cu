@@ -9,8 +9,9 @@
 
 namespace narrows {
 
-// A tile of which some parts of K and V are in registers, and the next.
+// A warp's tile, of which some parts of K and V are in registers, and its next.
 struct Stream {
+  i32 tile;
   KeyPieces k;
   ValuePieces v;
   const char *rows, *next_rows;
@@ -88,52 +89,44 @@ inline void step(const Block& block, const QueryPieces* kept, const RuledRows& r
 }
 
 // The loads of the warp's first tile, before anything that waits; of a warp without one, of the block's last. Under no condition:
-// what these left in registers would be moved to others, which waits for it.
-inline Stream begin_stream(const Block& block, KeyRows& keys, i32 tile) {
-  const i32 end = block.facts.end_tile;
-  Stream stream;
-  stream.rows = keys.row(min_of(tile, end - 1));
-  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], true);
-  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], true);
-  stream.has_next = tile + kWarps < end;
-  stream.next_rows = keys.row(min_of(tile + kWarps, end - 1));
-  return stream;
+// what these left in registers would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number,
+// counted from key 0, is its in turn.
+inline void begin_stream(const DecodeArgs& args, const Reach& reach, KeyRows& keys, Stream& stream) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
+  stream.tile = reach.first_tile + ((warp - reach.first_tile) & (kWarps - 1));
+  stream.rows = keys.row(reach, min_of(stream.tile, reach.end_tile - 1));
+  load_keys(stream.k, stream.rows, 0, args.head_dim, args.k.strides[3], true);
+  load_values(stream.v, stream.rows, 0, args.value_dim, args.v.strides[3], true);
+  stream.has_next = stream.tile + kWarps < reach.end_tile;
+  stream.next_rows = keys.row(reach, min_of(stream.tile + kWarps, reach.end_tile - 1));
 }
 
-// Of the block's tiles the warp takes those whose number, counted from key 0, is its in turn.
-inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
-  const DecodeArgs& args = block.args;
-  i32 tile = begin + (warp - begin) % kWarps;
-  if (tile < begin) tile += kWarps;
-  KeyRows keys(block);
-  QueryLoad query(block);  // before the keys: they keep memory busy for long
-  Stream stream = begin_stream(block, keys, tile);
-  query.finish();
+inline void attend(const Block& block, KeyRows& keys, Stream& stream, Softmax& softmax, Outputs& o) {
+  load_queries(block);
   __syncthreads();
   QueryPieces kept[kKeepsQueries ? kKeySteps : 1];
   if constexpr (kKeepsQueries)
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
   const RuledRows ruled(block);
-  const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
+  const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
+  const i32 end = block.facts.end_tile;
 #pragma unroll 1
-  for (; tile < end; tile += kWarps) {
-    step(block, kept, ruled, dropout, tile, stream, softmax, o);
+  for (; stream.tile < end; stream.tile += kWarps) {
+    step(block, kept, ruled, dropout, stream.tile, stream, softmax, o);
     stream.rows = stream.next_rows;
-    stream.has_next = tile + 2 * kWarps < end;
-    stream.next_rows = keys.row(min_of(tile + 2 * kWarps, end - 1));
+    stream.has_next = stream.tile + 2 * kWarps < end;
+    stream.next_rows = keys.row(reach_of(block.facts), min_of(stream.tile + 2 * kWarps, end - 1));
   }
-  if (__any_sync(~0u, keys.is_broken()))
+  if (__any_sync(~0u, keys.is_broken(block.facts.sequence.sequence)))
 #pragma unroll
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-inline void work_on(const Block& block) {
+inline void work_on(const Block& block, KeyRows& keys, Stream& stream) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, stream, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
@@ -152,20 +145,30 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
   const Block block{args, facts, memory, outputs, sums};
   Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
-  PlainPiece piece(args, static_cast<i32>(blockIdx.x));  // before the other lengths: its own is on its way meanwhile
+  const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
   const bool plain = is_plain(args);
   if (!plain) line.begin();
-  for (i32 unit = static_cast<i32>(blockIdx.x);;) {
+  for (;;) {
+    Reach reach;
     if (plain) {
-      if (threadIdx.x < kWarp) gather_plain(args, facts, piece);
-      __syncthreads();
+      if (piece.part >= args.by_splits.divisor) return;
+      reach = piece.reach(args);
     } else {
-      line.next(facts, [&] { gather_facts(args, facts); });
+      line.next(facts, [&](bool other_rows) {
+        if (other_rows) gather_rows(args, facts);
+        if (threadIdx.x == 0) gather_tiles(args, facts);
+      });
+      if (facts.kv_head < 0) return;
+      reach = reach_of(facts);
     }
-    if (facts.kv_head < 0) return;
-    if (facts.begin < facts.end) work_on(block);
-    unit += static_cast<i32>(gridDim.x);
-    if (plain) piece = PlainPiece(args, unit);
-    __syncthreads();
+    KeyRows keys(args, reach.kv_head);
+    Stream stream;
+    if (reach.some()) begin_stream(args, reach, keys, stream);
+    if (plain) {
+      if (threadIdx.x < kWarp) gather_plain(args, facts, piece, reach);
+      __syncthreads();
+    }
+    if (facts.begin < facts.end) work_on(block, keys, stream);
+    if (plain) return;
   }
 }

@@ -15,8 +15,8 @@ using namespace sm80;
 
 /// What a call takes its warps for.
 enum class Use : unsigned char {
-  few,  // rows of which every multiprocessor has a piece of its own
-  many,  // rows that fill two thread blocks of each multiprocessor, whole; and what takes more registers than three leave
+  few,   // rows of which every multiprocessor has a piece of its own, with a tile for each of its warps
+  many,  // rows that fill two thread blocks of each multiprocessor again and again; and what takes more registers than three leave
   any,
 };
 
@@ -86,8 +86,9 @@ bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& mac
   if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
   const i64 rows = std::min<i64>(line_rows(problem, tiles.packed_rows), 1 << 20);
   const i32 line = static_cast<i32>(rows), blocks = tiles.resident_blocks * std::max(machine.multiprocessors, 1);
-  if (tiles.use == Use::many) return fills(line, blocks);
-  return !by_element && line <= blocks && fills(line * most_splits(line, blocks), blocks);
+  if (tiles.use == Use::many) return line > blocks && fills(line, blocks);
+  const i32 splits = most_splits(line, blocks);
+  return !by_element && line <= blocks && fills(line * splits, blocks) && key_tiles(problem) >= splits * tiles.warps;
 }
 
 /// Query rows times heads that share a kv head, of the longest sequence; element by element that is no matter.

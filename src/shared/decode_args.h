@@ -14,7 +14,8 @@ constexpr int kLineSequenceBytes = 64;  // of shared memory, that a thread block
 
 struct DecodeArgs : CallArgs {
   TensorArg q, k, v, o;
-  TensorArg lse;  // (b, h, s); null: not wanted
+  TensorArg lse;               // (b, h, s); null: not wanted
+  bool whole_columns = false;  // O is written four columns at a time, which adjoin and are aligned
   i32 kv_heads = 1;
   bool cached = false;     // k and v are a cache or pages; else rows of the call's own
   TensorArg k_new, v_new;  // null: nothing is appended
