@@ -21,9 +21,13 @@ struct PackedRow {
   i32 query, head;
 };
 
+// Packed row r of a tile that begins with `first_row`.
+inline PackedRow packed_row(const DecodeArgs& args, i32 kv_head, i32 first_row, int r) {
+  const auto [query, head] = args.by_group.divide(first_row + r);
+  return {query, kv_head * args.group + head};
+}
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  const auto [query, head] = args.by_group.divide(facts.first_row + r);
-  return {query, facts.kv_head * args.group + head};
+  return packed_row(args, facts.kv_head, facts.first_row, r);
 }
 
 constexpr int kOutputStride = kColumns + 4;  // floats
@@ -70,9 +74,10 @@ inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
 
 // ---------------------------------------------------------------------------------------------------------------- keys
 
-// What is needed to ask for keys.
+// What is needed to ask for queries and keys.
 struct Reach {
-  i32 kv_head;
+  i32 sequence, first_query, queries;  // SequenceFacts
+  i32 kv_head, first_row, packed_rows;
   i32 row, first_key;  // of the cache: CacheFacts
   Keys hull;
   i32 first_tile, end_tile;
@@ -81,8 +86,10 @@ struct Reach {
 };
 
 inline Reach reach_of(const Facts& facts) {
-  return {facts.kv_head,    facts.sequence.row, facts.sequence.first_key, facts.hull,
-          facts.first_tile, facts.end_tile};
+  const CacheFacts& sequence = facts.sequence;
+  return {sequence.sequence, sequence.first_query, sequence.queries, facts.kv_head,
+          facts.first_row,   facts.packed_rows,    sequence.row,     sequence.first_key,
+          facts.hull,        facts.first_tile,     facts.end_tile};
 }
 
 // Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
@@ -106,8 +113,7 @@ class KeyRows {
 
   // Whether an entry of the table of a sequence was none.
   bool is_broken(i32 sequence) const {
-    return breaks(args_, true, sequence,
-                  broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
+    return breaks(args_, true, sequence, broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
   }
 
  private:
@@ -120,11 +126,10 @@ class KeyRows {
 
 // ------------------------------------------------------------------------------------------------------------- queries
 
-inline const char* query_row(const Block& block, const PackedRow& row) {
-  const TensorArg& q = block.args.q;
-  const CacheFacts& sequence = block.facts.sequence;
-  return q.data + sequence.sequence * q.strides[0] + (sequence.first_query + row.query) * q.strides[1] +
-         row.head * q.strides[2];
+inline const char* query_row(const DecodeArgs& args, const Reach& reach, const PackedRow& row) {
+  const TensorArg& q = args.q;
+  return q.data + static_cast<u32>(reach.sequence) * q.strides[0] +
+         static_cast<u32>(reach.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
 }
 
 // Elements of a packed row one by one: strided, or turned by their position.
@@ -132,7 +137,7 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   const DecodeArgs& args = block.args;
   const i32 first = byte / kElementBytes;
   const i64 position = args.rotary_pairs ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
-  const char* const from = query_row(block, row);
+  const char* const from = query_row(block.args, reach_of(block.facts), row);
 #pragma unroll 1
   for (i32 i = 0; i < kPieceElements; ++i) {
     const float x = first + i < args.head_dim ? rotated(args, from, args.q.strides[3], position, first + i) : 0.f;
@@ -144,6 +149,13 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
+inline bool exists(const Reach& reach, const PackedRow& row, int r) {
+  return row.query < reach.queries && r < reach.packed_rows;
+}
+
+// Whether rows are to be multiplied as they lie in the tensor.
+inline bool are_as_stored(const DecodeArgs& args) { return kCopyBytes != 0 && args.rotary_pairs == 0; }
+
 // All packed rows of Q, to shared memory; rows that do not exist are 0.
 inline void load_queries(const Block& block) {
   constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes;
@@ -152,14 +164,13 @@ inline void load_queries(const Block& block) {
   for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
     const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
     const PackedRow row = packed_row(args, block.facts, r);
-    const bool exists = row.query < block.facts.sequence.queries && r < block.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
+    const bool given = exists(reach_of(block.facts), row, r) && byte < args.head_dim * kElementBytes;
     const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
-    if (exists && (kCopyBytes == 0 || args.rotary_pairs != 0)) {
+    if (given && !are_as_stored(args)) {
       gather_query(block, row, byte, to);
     } else {
       u32 piece[4] = {0, 0, 0, 0};
-      load_stream_if(exists, query_row(block, row) + byte, piece);
+      load_stream_if(given, query_row(block.args, reach_of(block.facts), row) + byte, piece);
       store_shared128(to, piece);
     }
   }
@@ -169,12 +180,26 @@ inline void load_queries(const Block& block) {
 inline void read_queries(const Block& block, int i, QueryPieces& q) {
   const DecodeLane at;
   const u32 from = shared_address(block.queries) + static_cast<u32>(at.g * kQueryStride + 64 * i + 16 * at.c);
-  load_shared128(from, q[0][0], q[0][1], q[0][2], q[0][3]);
-  if constexpr (kRows == 2) {
-    load_shared128(from + 8 * kQueryStride, q[1][0], q[1][1], q[1][2], q[1][3]);
-  } else {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) q[1][n] = 0;
+  for (u32 r = 0; r < kRows; ++r) load_shared128(from + r * 8 * kQueryStride, q[r][0], q[r][1], q[r][2], q[r][3]);
+}
+
+// All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
+// been asked for.
+inline void ask_queries(const DecodeArgs& args, const Reach& reach, Queries& q) {
+  const DecodeLane at;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const PackedRow row = packed_row(args, reach.kv_head, reach.first_row, 8 * r + at.g);
+    const bool given = exists(reach, row, 8 * r + at.g);
+    const char* const from = query_row(args, reach, row) + 16 * at.c;
+#pragma unroll
+    for (int i = 0; i < kKeySteps; ++i) {
+      const bool inside =
+          64 * (i + 1) <= narrower(kHeadDim) * kElementBytes || 64 * i + 16 * at.c < args.head_dim * kElementBytes;
+      for (u32& word : q[i][r]) word = 0;
+      load_stream_if(given && inside, from + 64 * i, q[i][r]);
+    }
   }
 }
 

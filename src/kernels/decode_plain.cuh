@@ -59,33 +59,50 @@ struct PlainPiece {
     const i32 all = keys(args), tiles = args.by_splits.quotient(plain_tiles(all) + args.by_splits.divisor - 1);
     const Keys hull = plain_keys(args, all, first_row, packed_rows - 1);
     const i32 first_tile = part * tiles;
-    return {kv_head, sequence, 0, hull, first_tile, min_of(first_tile + tiles, plain_tiles(hull.end))};
+    return {sequence,
+            0,
+            args.query_rows,
+            kv_head,
+            first_row,
+            packed_rows,
+            sequence,
+            0,
+            hull,
+            first_tile,
+            min_of(first_tile + tiles, plain_tiles(hull.end))};
   }
 };
 
-// By the first warp.
+// Each warp has its own, so that none waits for another; where the line has sequences.
+inline Facts& plain_facts(LineSequence* room) {
+  static_assert(sizeof(Facts) <= kWarp * sizeof(LineSequence));
+  return *reinterpret_cast<Facts*>(room + threadIdx.x / kWarp * kWarp);
+}
+
 inline void gather_plain(const DecodeArgs& args, Facts& facts, const PlainPiece& piece, const Reach& reach) {
-  const i32 lane = static_cast<i32>(threadIdx.x), keys = piece.keys(args), splits = args.by_splits.divisor;
+  const i32 lane = static_cast<i32>(threadIdx.x % kWarp), keys = piece.keys(args), splits = args.by_splits.divisor;
   if (lane < kBlockQueries)
     facts.seen[lane] = lane < piece.packed_rows ? plain_keys(args, keys, piece.first_row, lane) : Keys{0, 0};
-  if (lane != 0) return;
-  LineSequence& sequence = facts.sequence;
-  sequence = {};
-  sequence.sequence = sequence.row = piece.sequence;
-  sequence.filled = piece.filled;
-  sequence.keys = keys;
-  sequence.queries = sequence.rows = args.query_rows;
-  sequence.shift = keys - args.query_rows;
-  facts.kv_head = piece.kv_head;
-  facts.begin = facts.part = piece.part;
-  facts.end = piece.part + 1;
-  facts.slots = unit_slots(piece.row * splits, splits);
-  facts.first_row = piece.first_row;
-  facts.packed_rows = piece.packed_rows;
-  facts.hull = reach.hull;
-  facts.common = plain_keys(args, keys, piece.first_row, 0);
-  facts.first_tile = reach.first_tile;
-  facts.end_tile = reach.end_tile;
+  if (lane == 0) {
+    LineSequence& sequence = facts.sequence;
+    sequence = {};
+    sequence.sequence = sequence.row = piece.sequence;
+    sequence.filled = piece.filled;
+    sequence.keys = keys;
+    sequence.queries = sequence.rows = args.query_rows;
+    sequence.shift = keys - args.query_rows;
+    facts.kv_head = piece.kv_head;
+    facts.begin = facts.part = piece.part;
+    facts.end = piece.part + 1;
+    facts.slots = unit_slots(piece.row * splits, splits);
+    facts.first_row = piece.first_row;
+    facts.packed_rows = piece.packed_rows;
+    facts.hull = reach.hull;
+    facts.common = plain_keys(args, keys, piece.first_row, 0);
+    facts.first_tile = reach.first_tile;
+    facts.end_tile = reach.end_tile;
+  }
+  __syncwarp();
 }
 
 }  // namespace narrows

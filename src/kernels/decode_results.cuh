@@ -151,8 +151,7 @@ inline void store_block(const Block& block) {
     } else {
       const i64 row = slot * kBlockQueries + r;
       store_global4(block.args.outputs + row * kColumns + column, joined.x);
-      if (column == 0)
-        *reinterpret_cast<float2*>(block.args.sums + row) = float2{joined.sum.maximum, joined.sum.sum};
+      if (column == 0) *reinterpret_cast<float2*>(block.args.sums + row) = float2{joined.sum.maximum, joined.sum.sum};
     }
   }
 }

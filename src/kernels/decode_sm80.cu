@@ -31,7 +31,7 @@ struct Stream {
   }
 };
 
-inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& stream, Scores& s) {
+inline void multiply_keys(const Block& block, const Queries& kept, Stream& stream, Scores& s) {
   PartialScores sums = {};
 #pragma unroll(kKeyParts > 4 ? 1 : kKeyParts)  // of wide rows: addresses of all parts would not fit into registers
   for (int part = 0; part < kKeyParts; ++part) {
@@ -70,8 +70,8 @@ inline bool rescales(const float (&factor)[kRows]) {
 }
 
 // One tile.
-inline void step(const Block& block, const QueryPieces* kept, const RuledRows& ruled, const DropoutRule& dropout,
-                 i32 tile, Stream& stream, Softmax& softmax, Outputs& o) {
+inline void step(const Block& block, const Queries& kept, const RuledRows& ruled, const DropoutRule& dropout, i32 tile,
+                 Stream& stream, Softmax& softmax, Outputs& o) {
   const Keys& common = block.facts.common;
   const i32 first = tile * kTileKeys;
   const ScoreTile given(block, ruled, tile);
@@ -101,13 +101,19 @@ inline void begin_stream(const DecodeArgs& args, const Reach& reach, KeyRows& ke
   stream.next_rows = keys.row(reach, min_of(stream.tile + kWarps, reach.end_tile - 1));
 }
 
-inline void attend(const Block& block, KeyRows& keys, Stream& stream, Softmax& softmax, Outputs& o) {
+// Where packed rows go to registers on their way from memory.
+inline bool asks_queries(const DecodeArgs& args) { return kKeepsQueries && are_as_stored(args); }
+
+inline void bring_queries(const Block& block, Queries& kept) {
   load_queries(block);
   __syncthreads();
-  QueryPieces kept[kKeepsQueries ? kKeySteps : 1];
   if constexpr (kKeepsQueries)
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
+}
+
+inline void attend(const Block& block, KeyRows& keys, Queries& kept, Stream& stream, Softmax& softmax, Outputs& o) {
+  if (!asks_queries(block.args)) bring_queries(block, kept);
   const RuledRows ruled(block);
   const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
   const i32 end = block.facts.end_tile;
@@ -123,10 +129,10 @@ inline void attend(const Block& block, KeyRows& keys, Stream& stream, Softmax& s
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-inline void work_on(const Block& block, KeyRows& keys, Stream& stream) {
+inline void work_on(const Block& block, KeyRows& keys, Queries& kept, Stream& stream) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, stream, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, kept, stream, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
@@ -139,19 +145,21 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
   char* const memory = dynamic_shared();
-  __shared__ Facts facts;
+  __shared__ Facts line_facts;
   __shared__ LineState state;
   __shared__ RowSum sums[kWarps * kBlockQueries];
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
-  const Block block{args, facts, memory, outputs, sums};
-  Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
+  auto* const own = reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride);
+  Line line(args, state, own);
   const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
   const bool plain = is_plain(args);
+  if (plain && piece.part >= args.by_splits.divisor) return;
   if (!plain) line.begin();
+  Facts& facts = plain ? plain_facts(own) : line_facts;
+  const Block block{args, facts, memory, outputs, sums};
   for (;;) {
     Reach reach;
     if (plain) {
-      if (piece.part >= args.by_splits.divisor) return;
       reach = piece.reach(args);
     } else {
       line.next(facts, [&](bool other_rows) {
@@ -162,13 +170,15 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
       reach = reach_of(facts);
     }
     KeyRows keys(args, reach.kv_head);
+    Queries kept;
     Stream stream;
-    if (reach.some()) begin_stream(args, reach, keys, stream);
-    if (plain) {
-      if (threadIdx.x < kWarp) gather_plain(args, facts, piece, reach);
-      __syncthreads();
+    if (reach.some()) {
+      if constexpr (kKeepsQueries)
+        if (asks_queries(args)) ask_queries(args, reach, kept);
+      begin_stream(args, reach, keys, stream);
     }
-    if (facts.begin < facts.end) work_on(block, keys, stream);
+    if (plain) gather_plain(args, facts, piece, reach);
+    if (facts.begin < facts.end) work_on(block, keys, kept, stream);
     if (plain) return;
   }
 }

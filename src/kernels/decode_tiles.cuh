@@ -116,17 +116,19 @@ inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // Query pieces of a step: of row g and, where there are 16 packed rows, g + 8.
-using QueryPieces = u32[2][4];
+using QueryPieces = u32[kRows][4];
+using Queries = QueryPieces[kKeepsQueries ? kKeySteps : 1];  // that stay in registers
 
 // Four sums that do not wait for each other.
 using PartialScores = float[2][kKeyTiles][4];
 
 inline void add_scores(PartialScores& s, const QueryPieces& q, const KeyPieces& k, int i) {
+  const auto other = [&](int n) { return kRows == 2 ? q[kRows - 1][n] : 0; };  // without these rows, zeros
 #pragma unroll
   for (int h = 0; h < 2; ++h)
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t)
-      mma(s[h][t], {q[0][2 * h], q[1][2 * h], q[0][2 * h + 1], q[1][2 * h + 1]}, k[t][i][2 * h], k[t][i][2 * h + 1]);
+      mma(s[h][t], {q[0][2 * h], other(2 * h), q[0][2 * h + 1], other(2 * h + 1)}, k[t][i][2 * h], k[t][i][2 * h + 1]);
 }
 
 // O^T += V^T P^T for the value columns of a part.

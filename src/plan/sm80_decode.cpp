@@ -31,12 +31,12 @@ struct DecodeTiles {
   bool wide;
 };
 constexpr std::array kDecodeTiles{
-    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},  DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
-    DecodeTiles{2, 128, 8, Use::few, 8, 1, false}, DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
-    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::few, 8, 1, true},
-    DecodeTiles{2, 128, 16, Use::any, 4, 2, true}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
-    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
-    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},  DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},   DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
+    DecodeTiles{2, 128, 8, Use::few, 8, 1, false},  DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
+    DecodeTiles{2, 128, 8, Use::any, 4, 3, false},  DecodeTiles{2, 128, 16, Use::few, 8, 1, false},
+    DecodeTiles{2, 128, 16, Use::any, 4, 2, false}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
+    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},   DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},   DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
 };
 
 constexpr i64 kMostDecodeWidth = kWidths.back();

@@ -34,15 +34,15 @@ struct DecodeArgs : CallArgs {
   // -1: sequences may differ in other ways.
   i32 plain_filled = -1;
   Divider by_splits;                        // pieces of a row
-  Divider by_rows, by_sequence_rows;       // rows of the line: the call's, a sequence's
+  Divider by_rows, by_sequence_rows;        // rows of the line: the call's, a sequence's
   Divider by_tile_rows, by_group, by_page;  // kv heads, query heads of one, slots of a page
   i32 line_blocks = 1;                      // thread blocks that share the line
-  i32 splits = 0;            // of a row's keys, at most; 0: as many as fill the machine
-  i32 fixed_split = 0;       // tiles of keys; not 0: all rows are cut after so many, counted from key 0
-  float* outputs = nullptr;  // scratch: of partial results, [slot][packed row][value column]
-  RowSum* sums = nullptr;    // scratch: [slot][packed row]
-  u64* tickets = nullptr;    // scratch: parts of a row that are done (ticket.h)
-  i32* refused = nullptr;    // scratch: of each sequence, whether nothing was appended; null: no table is checked
+  i32 splits = 0;                           // of a row's keys, at most; 0: as many as fill the machine
+  i32 fixed_split = 0;                      // tiles of keys; not 0: all rows are cut after so many, counted from key 0
+  float* outputs = nullptr;                 // scratch: of partial results, [slot][packed row][value column]
+  RowSum* sums = nullptr;                   // scratch: [slot][packed row]
+  u64* tickets = nullptr;                   // scratch: parts of a row that are done (ticket.h)
+  i32* refused = nullptr;                   // scratch: of each sequence, whether a page is missing; null: nobody looked
 };
 
 }  // namespace narrows
