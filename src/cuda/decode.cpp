@@ -24,7 +24,7 @@ ProgramKey key_of(const DecodeConstants& constants) {
                            constants.warps, constants.copy_bytes, constants.resident_blocks})
     bits.add(number, 8);
   for (const bool rule : {constants.wide, constants.natural, constants.softcap, constants.alibi, constants.bias,
-                          constants.mask, constants.dropout})
+                          constants.mask, constants.dropout, constants.turned})
     bits.add(rule, 1);
   return bits.key();
 }
@@ -102,8 +102,8 @@ void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const
   const i32 tiles = ceil_div(args.capacity, narrow(kDecodeTile));
   const i32 splits = splits_of(tiles, most_splits(rows, args.line_blocks));
   args.by_splits = divider(splits);
-  if (problem.batch <= kMostPlain && spreads(rows * splits, args.line_blocks, plan.resident_blocks))
-    args.plain_filled = plain_filled(problem, plan, buffers);
+  args.cuts_alike = spreads(rows * splits, args.line_blocks, plan.resident_blocks);
+  if (problem.batch <= kMostPlain) args.plain_filled = plain_filled(problem, plan, buffers);
 }
 
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
@@ -119,7 +119,7 @@ void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const 
 /// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
 /// end, or those of the line.
 unsigned decode_blocks(const DecodeArgs& args) {
-  if (args.plain_filled < 0) return static_cast<unsigned>(args.line_blocks);
+  if (args.plain_filled < 0 || !args.cuts_alike) return static_cast<unsigned>(args.line_blocks);
   const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
   return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
 }

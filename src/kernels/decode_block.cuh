@@ -21,13 +21,9 @@ struct PackedRow {
   i32 query, head;
 };
 
-// Packed row r of a tile that begins with `first_row`.
-inline PackedRow packed_row(const DecodeArgs& args, i32 kv_head, i32 first_row, int r) {
-  const auto [query, head] = args.by_group.divide(first_row + r);
-  return {query, kv_head * args.group + head};
-}
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  return packed_row(args, facts.kv_head, facts.first_row, r);
+  const auto [query, head] = args.by_group.divide(facts.first_row + r);
+  return {query, facts.kv_head * args.group + head};
 }
 
 constexpr int kOutputStride = kColumns + 4;  // floats
@@ -74,50 +70,35 @@ inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
 
 // ---------------------------------------------------------------------------------------------------------------- keys
 
-// What is needed to ask for queries and keys.
-struct Reach {
-  i32 sequence, first_query, queries;  // SequenceFacts
-  i32 kv_head, first_row, packed_rows;
-  i32 row, first_key;  // of the cache: CacheFacts
-  Keys hull;
-  i32 first_tile, end_tile;
-
-  bool some() const { return first_tile < end_tile; }
-};
-
-inline Reach reach_of(const Facts& facts) {
-  const CacheFacts& sequence = facts.sequence;
-  return {sequence.sequence, sequence.first_query, sequence.queries, facts.kv_head,
-          facts.first_row,   facts.packed_rows,    sequence.row,     sequence.first_key,
-          facts.hull,        facts.first_tile,     facts.end_tile};
-}
-
-// Where keys lie. Lanes below 16 look for rows of K, the others for rows of V.
+// Where the keys of the block's row lie. Lanes below 16 look for rows of K, the others for rows of V.
 class KeyRows {
  public:
-  KeyRows(const DecodeArgs& args, i32 kv_head) : args_(args) {
-    const TensorArg& from = threadIdx.x % kWarp < kTileKeys ? args.k : args.v;
-    head_ = from.data + kv_head * from.strides[2];
+  explicit KeyRows(const Block& block) : block_(block) {
+    const TensorArg& from = threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v;
+    head_ = from.data + static_cast<u32>(block.facts.kv_head) * from.strides[2];
     row_stride_ = from.strides[0];
     stride_ = from.strides[1];
   }
 
   // Of the lane's key of a tile. Keys that no row sees are taken for the nearest that one does: their weight is 0, and what lies
   // in their slots may be NaN.
-  const char* row(const Reach& reach, i32 tile) {
+  const char* row(i32 tile) {
+    const Keys hull = block_.facts.hull;
+    const CacheFacts& sequence = block_.facts.sequence;
     const i32 key = tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys);
-    const Slot at = slot_of(args_, reach.row, reach.first_key + clamp_to(key, reach.hull.begin, reach.hull.end - 1));
+    const Slot at = slot_of(block_.args, sequence.row, sequence.first_key + clamp_to(key, hull.begin, hull.end - 1));
     if (at.broken) wrong_ = at.entry, broken_ = true;
     return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 
-  // Whether an entry of the table of a sequence was none.
-  bool is_broken(i32 sequence) const {
-    return breaks(args_, true, sequence, broken_ ? Breach{StatusCode::block_table, wrong_, args_.pages - 1} : Breach{});
+  // Whether an entry of the table was none.
+  bool is_broken() const {
+    return breaks(block_.args, true, block_.facts.sequence.sequence,
+                  broken_ ? Breach{StatusCode::block_table, wrong_, block_.args.pages - 1} : Breach{});
   }
 
  private:
-  const DecodeArgs& args_;
+  const Block& block_;
   bool broken_ = false;
   i32 wrong_ = 0;
   const char* head_;
@@ -126,18 +107,19 @@ class KeyRows {
 
 // ------------------------------------------------------------------------------------------------------------- queries
 
-inline const char* query_row(const DecodeArgs& args, const Reach& reach, const PackedRow& row) {
-  const TensorArg& q = args.q;
-  return q.data + static_cast<u32>(reach.sequence) * q.strides[0] +
-         static_cast<u32>(reach.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
+inline const char* query_row(const Block& block, const PackedRow& row) {
+  const TensorArg& q = block.args.q;
+  const CacheFacts& sequence = block.facts.sequence;
+  return q.data + static_cast<u32>(sequence.sequence) * q.strides[0] +
+         static_cast<u32>(sequence.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
 }
 
 // Elements of a packed row one by one: strided, or turned by their position.
 inline void gather_query(const Block& block, const PackedRow& row, int byte, u32 to) {
   const DecodeArgs& args = block.args;
   const i32 first = byte / kElementBytes;
-  const i64 position = args.rotary_pairs ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
-  const char* const from = query_row(block.args, reach_of(block.facts), row);
+  const i64 position = kTurnsQueries ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
+  const char* const from = query_row(block, row);
 #pragma unroll 1
   for (i32 i = 0; i < kPieceElements; ++i) {
     const float x = first + i < args.head_dim ? rotated(args, from, args.q.strides[3], position, first + i) : 0.f;
@@ -149,12 +131,12 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
-inline bool exists(const Reach& reach, const PackedRow& row, int r) {
-  return row.query < reach.queries && r < reach.packed_rows;
+inline bool exists(const Facts& facts, const PackedRow& row, int r) {
+  return row.query < facts.sequence.queries && r < facts.packed_rows;
 }
 
-// Whether rows are to be multiplied as they lie in the tensor.
-inline bool are_as_stored(const DecodeArgs& args) { return kCopyBytes != 0 && args.rotary_pairs == 0; }
+// Whether packed rows are multiplied as they lie in the tensor, and go to registers at once.
+constexpr bool kAsksQueries = kKeepsQueries && kCopyBytes != 0 && !kTurnsQueries;
 
 // All packed rows of Q, to shared memory; rows that do not exist are 0.
 inline void load_queries(const Block& block) {
@@ -164,13 +146,13 @@ inline void load_queries(const Block& block) {
   for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
     const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
     const PackedRow row = packed_row(args, block.facts, r);
-    const bool given = exists(reach_of(block.facts), row, r) && byte < args.head_dim * kElementBytes;
+    const bool given = exists(block.facts, row, r) && byte < args.head_dim * kElementBytes;
     const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
-    if (given && !are_as_stored(args)) {
+    if (given && (kCopyBytes == 0 || kTurnsQueries)) {
       gather_query(block, row, byte, to);
     } else {
       u32 piece[4] = {0, 0, 0, 0};
-      load_stream_if(given, query_row(block.args, reach_of(block.facts), row) + byte, piece);
+      load_stream_if(given, query_row(block, row) + byte, piece);
       store_shared128(to, piece);
     }
   }
@@ -186,17 +168,17 @@ inline void read_queries(const Block& block, int i, QueryPieces& q) {
 
 // All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
 // been asked for.
-inline void ask_queries(const DecodeArgs& args, const Reach& reach, Queries& q) {
+inline void ask_queries(const Block& block, Queries& q) {
   const DecodeLane at;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const PackedRow row = packed_row(args, reach.kv_head, reach.first_row, 8 * r + at.g);
-    const bool given = exists(reach, row, 8 * r + at.g);
-    const char* const from = query_row(args, reach, row) + 16 * at.c;
+    const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
+    const bool given = exists(block.facts, row, 8 * r + at.g);
+    const char* const from = query_row(block, row) + 16 * at.c;
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) {
-      const bool inside =
-          64 * (i + 1) <= narrower(kHeadDim) * kElementBytes || 64 * i + 16 * at.c < args.head_dim * kElementBytes;
+      const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
+                          64 * i + 16 * at.c < block.args.head_dim * kElementBytes;
       for (u32& word : q[i][r]) word = 0;
       load_stream_if(given && inside, from + 64 * i, q[i][r]);
     }

@@ -87,7 +87,7 @@ inline i32 sums_below(i32 x) {
 #pragma unroll
   for (int below = 1; below < kWarp; below *= 2) {
     const i32 sum = __shfl_up_sync(~0u, x, below);
-    if (static_cast<int>(threadIdx.x) >= below) x += sum;
+    if (static_cast<int>(threadIdx.x % kWarp) >= below) x += sum;
   }
   return x;
 }

@@ -88,22 +88,7 @@ inline void step(const Block& block, const Queries& kept, const RuledRows& ruled
   multiply_values(block.args, s, stream, o);
 }
 
-// The loads of the warp's first tile, before anything that waits; of a warp without one, of the block's last. Under no condition:
-// what these left in registers would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number,
-// counted from key 0, is its in turn.
-inline void begin_stream(const DecodeArgs& args, const Reach& reach, KeyRows& keys, Stream& stream) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  stream.tile = reach.first_tile + ((warp - reach.first_tile) & (kWarps - 1));
-  stream.rows = keys.row(reach, min_of(stream.tile, reach.end_tile - 1));
-  load_keys(stream.k, stream.rows, 0, args.head_dim, args.k.strides[3], true);
-  load_values(stream.v, stream.rows, 0, args.value_dim, args.v.strides[3], true);
-  stream.has_next = stream.tile + kWarps < reach.end_tile;
-  stream.next_rows = keys.row(reach, min_of(stream.tile + kWarps, reach.end_tile - 1));
-}
-
-// Where packed rows go to registers on their way from memory.
-inline bool asks_queries(const DecodeArgs& args) { return kKeepsQueries && are_as_stored(args); }
-
+// Packed rows by way of shared memory.
 inline void bring_queries(const Block& block, Queries& kept) {
   load_queries(block);
   __syncthreads();
@@ -112,8 +97,27 @@ inline void bring_queries(const Block& block, Queries& kept) {
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
 }
 
-inline void attend(const Block& block, KeyRows& keys, Queries& kept, Stream& stream, Softmax& softmax, Outputs& o) {
-  if (!asks_queries(block.args)) bring_queries(block, kept);
+// The loads of the warp's first tile; of a warp without one, of the block's last. Under no condition: what these left in registers
+// would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number, counted from key 0, is its in
+// turn.
+inline void begin_stream(const Block& block, KeyRows& keys, Stream& stream) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
+  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
+  stream.tile = begin + ((warp - begin) & (kWarps - 1));
+  stream.rows = keys.row(min_of(stream.tile, end - 1));
+  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], true);
+  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], true);
+  stream.has_next = stream.tile + kWarps < end;
+  stream.next_rows = keys.row(min_of(stream.tile + kWarps, end - 1));
+}
+
+inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
+  KeyRows keys(block);
+  Queries kept;
+  Stream stream;
+  if constexpr (kAsksQueries) ask_queries(block, kept);  // before the keys, which keep memory busy for long
+  begin_stream(block, keys, stream);
+  if constexpr (!kAsksQueries) bring_queries(block, kept);
   const RuledRows ruled(block);
   const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
   const i32 end = block.facts.end_tile;
@@ -122,17 +126,17 @@ inline void attend(const Block& block, KeyRows& keys, Queries& kept, Stream& str
     step(block, kept, ruled, dropout, stream.tile, stream, softmax, o);
     stream.rows = stream.next_rows;
     stream.has_next = stream.tile + 2 * kWarps < end;
-    stream.next_rows = keys.row(reach_of(block.facts), min_of(stream.tile + 2 * kWarps, end - 1));
+    stream.next_rows = keys.row(min_of(stream.tile + 2 * kWarps, end - 1));
   }
-  if (__any_sync(~0u, keys.is_broken(block.facts.sequence.sequence)))
+  if (__any_sync(~0u, keys.is_broken()))
 #pragma unroll
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
 }
 
-inline void work_on(const Block& block, KeyRows& keys, Queries& kept, Stream& stream) {
+inline void work_on(const Block& block) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, keys, kept, stream, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
@@ -151,34 +155,27 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
   auto* const own = reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride);
   Line line(args, state, own);
-  const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
-  const bool plain = is_plain(args);
-  if (plain && piece.part >= args.by_splits.divisor) return;
+  PlainWork& work = plain_work(own);
+  bool plain = args.plain_filled >= 0, alike = false;
+  if (plain) {
+    const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
+    const PlainLengths lengths(args);
+    plain = lengths.fit;
+    alike = args.cuts_alike && are_alike(args.batch, lengths.tiles, lengths.longest);
+    if (plain && !(alike ? begin_piece(args, piece, work) : begin_stretch(args, lengths, work))) return;
+  }
   if (!plain) line.begin();
-  Facts& facts = plain ? plain_facts(own) : line_facts;
-  const Block block{args, facts, memory, outputs, sums};
+  const Block block{args, plain ? work.facts : line_facts, memory, outputs, sums};
   for (;;) {
-    Reach reach;
-    if (plain) {
-      reach = piece.reach(args);
-    } else {
-      line.next(facts, [&](bool other_rows) {
-        if (other_rows) gather_rows(args, facts);
-        if (threadIdx.x == 0) gather_tiles(args, facts);
+    if (!plain) {
+      line.next(line_facts, [&](bool other_rows) {
+        if (other_rows) gather_rows(args, line_facts);
+        if (threadIdx.x == 0) gather_tiles(args, line_facts);
       });
-      if (facts.kv_head < 0) return;
-      reach = reach_of(facts);
+      if (line_facts.kv_head < 0) return;
     }
-    KeyRows keys(args, reach.kv_head);
-    Queries kept;
-    Stream stream;
-    if (reach.some()) {
-      if constexpr (kKeepsQueries)
-        if (asks_queries(args)) ask_queries(args, reach, kept);
-      begin_stream(args, reach, keys, stream);
-    }
-    if (plain) gather_plain(args, facts, piece, reach);
-    if (facts.begin < facts.end) work_on(block, keys, kept, stream);
-    if (plain) return;
+    if (block.facts.begin < block.facts.end) work_on(block);
+    if (plain && (alike || !next_stretch(args, work))) return;
+    __syncthreads();
   }
 }

@@ -106,6 +106,7 @@ i32 packed_rows_of(const Problem& problem, i64 item, i32 width, bool by_element)
 /// None where no row fits.
 std::optional<DecodeConstants> tiled(const Problem& problem, const Machine& machine, int copy_bytes) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = width_of(problem.head_dim);
   constants.value_width = width_of(problem.value_dim);
@@ -171,6 +172,7 @@ bool decodes(const Problem& problem) {
 
 DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
@@ -186,6 +188,7 @@ Program decode_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
   config.tiles_and_rules(constants, 32 * constants.warps);
   config.flag("kKeepsQueries", !constants.wide);
+  config.flag("kTurnsQueries", constants.turned);
   return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32};
 }
 
@@ -233,7 +236,8 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
 
 std::vector<Program> planned_decode_programs(const Machine&) {
   constexpr std::array kRules{&DecodeConstants::natural, &DecodeConstants::softcap, &DecodeConstants::alibi,
-                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout};
+                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout,
+                              &DecodeConstants::turned};
   constexpr i32 kEachWayAt = 128, kMostValueWidth = 512;
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {

@@ -24,6 +24,7 @@ struct DecodeConstants {
   bool wide = false;     // Q is read again for every tile, K and V are loaded a step at a time
   bool natural = false;  // scores are logits already when they are exponentiated
   bool softcap = false, alibi = false, bias = false, mask = false, dropout = false;
+  bool turned = false;  // queries by their positions
 
   bool operator==(const DecodeConstants&) const = default;
 };

@@ -33,7 +33,8 @@ struct DecodeArgs : CallArgs {
   // Of calls whose sequences may only differ in cache_seqlens: the most slots that a sequence may have filled before the call.
   // -1: sequences may differ in other ways.
   i32 plain_filled = -1;
-  Divider by_splits;                        // pieces of a row
+  bool cuts_alike = false;                  // where their lengths are alike
+  Divider by_splits;                        // pieces of a row then
   Divider by_rows, by_sequence_rows;        // rows of the line: the call's, a sequence's
   Divider by_tile_rows, by_group, by_page;  // kv heads, query heads of one, slots of a page
   i32 line_blocks = 1;                      // thread blocks that share the line

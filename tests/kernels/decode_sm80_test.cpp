@@ -20,7 +20,7 @@ namespace narrows {
 [[maybe_unused]] constexpr int kHeadDim = 32, kValueDim = 32, kBlockQueries = 8, kBlockKeys = 16, kWarps = 2,
                                kThreads = 64, kCopyBytes = 16, kBlocksOfMultiprocessor = 1;
 [[maybe_unused]] constexpr bool kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
-                                kDropout = false, kKeepsQueries = true;
+                                kDropout = false, kKeepsQueries = true, kTurnsQueries = false;
 }  // namespace narrows
 
 #include "kernels/append_sm80.cu"
@@ -126,6 +126,7 @@ struct CachedCall {
     args.by_rows = divider(rows * args.batch), args.by_sequence_rows = divider(rows);
     args.by_splits = divider(splits_of(args.capacity / kBlockKeys, most_splits(rows * args.batch, args.line_blocks)));
     args.plain_filled = args.capacity - fresh;
+    args.cuts_alike = true;
     return max_of(args.by_rows.divisor * args.by_splits.divisor, args.line_blocks);
   }
 
@@ -235,10 +236,12 @@ TEST(KernelDecodeSm80, lengths_alike_and_far_apart) {
       call.run(4);
       ASSERT_NO_FATAL_FAILURE(expect_all(call));
     }
-  CachedCall plain({70, 65, 73}, 3, 2);
-  plain.args.visibility = make_mask(-1, 0, true, 0);
-  plain.run(12, true);
-  expect_all(plain);
+  for (const std::vector<i32>& lengths : {std::vector<i32>{70, 65, 73}, {1, 130, 17, 40}}) {
+    CachedCall plain(lengths, 3, 2);
+    plain.args.visibility = make_mask(-1, 0, true, 0);
+    plain.run(12, true);
+    ASSERT_NO_FATAL_FAILURE(expect_all(plain));
+  }
 }
 
 TEST(KernelDecodeSm80, more_sequences_than_threads) {
