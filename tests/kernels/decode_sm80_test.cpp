@@ -254,7 +254,7 @@ TEST(KernelDecodeSm80, more_sequences_than_threads) {
 
 TEST(KernelDecodeSm80, entries_of_pages_that_no_row_sees_are_not_read) {
   CachedCall bounded({40, 60}, 2, 1);
-  bounded.begins = {32, 33, 0, 0},
+  bounded.begins = {32, 33, 0, 0};
   bounded.ends = {41, 38, 10, 16};  // the second sequence's rows see none of pages 1 and 2
   bounded.args.key_begin = {bounded.begins.data(), 2, 1}, bounded.args.key_end = {bounded.ends.data(), 2, 1};
   for (const i32 entry : {0, 1}) bounded.table[static_cast<std::size_t>(entry)] = -1;
@@ -263,7 +263,7 @@ TEST(KernelDecodeSm80, entries_of_pages_that_no_row_sees_are_not_read) {
   EXPECT_TRUE(bounded.appended(0) && bounded.appended(1));
   expect_all(bounded);
 
-  CachedCall windowed({40, 60}, 1, 1);
+  CachedCall windowed({47, 60}, 1, 1);  // the first one's keys end where a tile does
   windowed.args.visibility = make_mask(3, 0, true, 0);
   windowed.table[0] = windowed.table[1] = -1;
   windowed.run(3);
