@@ -74,11 +74,6 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
 /// Sequences whose lengths every thread block of a plain call looks at.
 constexpr i64 kMostPlain = 256;
 
-/// Whether pieces of equal work, the first of which are spread over multiprocessors, keep all of these about equally busy.
-bool spreads(i32 pieces, i32 blocks, i32 resident_blocks) {
-  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
-}
-
 /// DecodeArgs::plain_filled.
 i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const Mask& mask = problem.rules.mask;
@@ -99,10 +94,10 @@ void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const
   const i32 rows = args.batch * rows_of_sequence;
   args.by_rows = divider(std::max(rows, 1));
   args.by_sequence_rows = divider(std::max(rows_of_sequence, 1));
-  const i32 tiles = ceil_div(args.capacity, narrow(kDecodeTile));
-  const i32 splits = splits_of(tiles, most_splits(rows, args.line_blocks));
+  const i32 wanted = most_splits(rows, args.line_blocks);
+  const i32 splits = splits_of(ceil_div(args.capacity, narrow(kDecodeTile)), wanted);
   args.by_splits = divider(splits);
-  args.cuts_alike = spreads(rows * splits, args.line_blocks, plan.resident_blocks);
+  args.cuts_alike = splits < wanted || spread_evenly(rows * splits, args.line_blocks, plan.resident_blocks);
   if (problem.batch <= kMostPlain) args.plain_filled = plain_filled(problem, plan, buffers);
 }
 

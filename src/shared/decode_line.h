@@ -54,6 +54,12 @@ constexpr bool cut_alike(i32 pieces, i32 blocks) {
   return i64{5} * pieces >= i64{4} * ceil_div(pieces, blocks) * blocks;
 }
 
+// The same of pieces with a thread block each, where some blocks of a multiprocessor may be without: they go to all
+// multiprocessors before one gets a second.
+constexpr bool spread_evenly(i32 pieces, i32 blocks, i32 resident_blocks) {
+  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
+}
+
 // Rows of about one length. No product or sum of tiles reaches 2^31.
 constexpr bool are_alike(i32 count, i32 tiles, i32 longest) {
   return static_cast<u32>(count) * static_cast<u32>(longest) <= static_cast<u32>(tiles) + static_cast<u32>(tiles) / 8;
