@@ -186,7 +186,9 @@ void expect_steps_as_one_call(bool invariant) {
     } else {
       for (const Array* result : {&grown.a.o, &grown.a.lse})
         for (const double x : result->values()) ASSERT_TRUE(std::isfinite(x));
-      if (step % 111 == 0) ASSERT_NO_FATAL_FAILURE(expect_within_bounds(grown.a));
+      if (step % 111 == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_within_bounds(grown.a));
+      }
     }
   }
 }
