@@ -158,8 +158,9 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   PlainWork& work = plain_work(own);
   bool plain = args.plain_filled >= 0, alike = false;
   if (plain) {
-    const PlainPiece piece(args);  // before the other lengths: its own is on its way meanwhile
-    const PlainLengths lengths(args);
+    const PlainPiece piece(args);
+    gather_place(args, work, piece.row);  // while its length is on its way
+    const PlainLengths lengths = plain_lengths(args, piece.filled);
     plain = lengths.fit;
     alike = args.cuts_alike && are_alike(args.batch, lengths.tiles, lengths.longest);
     if (plain && !(alike ? begin_piece(args, piece, work) : begin_stretch(args, lengths, work))) return;
