@@ -158,7 +158,7 @@ inline void work_on(const Block& block) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocksOfMultiprocessor)
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  extern __shared__ __align__(128) char memory[];
+  char* const memory = dynamic_shared();
   __shared__ Facts line_facts;
   __shared__ LineState state;
   __shared__ RowSum sums[kWarps * kBlockQueries];

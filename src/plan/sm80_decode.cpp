@@ -61,10 +61,14 @@ std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
   if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
-  const i64 units = saturating_multiply(line_rows(problem, 8), key_tiles(problem) + kEndingTiles + 1);
-  if (units > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " tiles of 8 query rows by 16 keys, where the cache is full, not ", units);
   return "";
+}
+
+std::string line_refusal(const Problem& problem, i64 packed_rows) {
+  const i64 units = saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem) + kEndingTiles + 1);
+  if (units <= kMostBlocks) return "";
+  return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", kDecodeTile,
+              " keys, where the cache is full, not ", units);
 }
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
@@ -140,7 +144,8 @@ Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstan
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
   return {{"tickets", bytes(slots, 8)},
           {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-          {"partial results", bytes(rows, 4 * decode_columns(constants))}};
+          {"partial results", bytes(rows, 4 * decode_columns(constants))},
+          {"sequences refused", problem.appends && problem.key_form == KeyForm::pages ? bytes(problem.batch, 4) : 0}};
 }
 
 }  // namespace
@@ -205,6 +210,7 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   const std::optional<DecodeConstants> found = tiled(problem, machine, decode_copy_bytes(problem));
   if (!found) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
   const DecodeConstants& constants = *found;
+  if (std::string reason = line_refusal(problem, constants.query_block); !reason.empty()) return reason;
   Plan plan;
   plan.family = "sm80";
   plan.decodes = true;
