@@ -50,7 +50,7 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
   args.cached = is_cached(problem);
   args.k_new = tensor_arg(buffers.k_new);
   args.v_new = tensor_arg(buffers.v_new);
-  args.cache_seqlens = indices(buffers.cache_seqlens);
+  if (problem.batch != 0) args.cache_seqlens = indices(buffers.cache_seqlens);  // read ahead, of sequence 0 too
   args.leftpad = indices(buffers.leftpad);
   args.cache_batch_idx = indices(buffers.cache_batch_idx);
   args.cu_seqlens_k_new = indices(buffers.cu_seqlens_k_new);
@@ -129,8 +129,14 @@ struct Kernels {
   const Kernel* decode = nullptr;  // null: there is no query row
 };
 
-bool has_rows(const Problem& problem) { return problem.batch * problem.heads * problem.query_rows != 0; }
-bool appends_rows(const Problem& problem) { return problem.appends && problem.batch * problem.new_rows != 0; }
+/// Rows behind a varlen call's last sequence are rows, also where there is no sequence.
+bool has_rows(const Problem& problem) {
+  const bool dense = problem.query_form == QueryForm::dense;
+  return problem.heads * problem.query_rows != 0 && !(dense && problem.batch == 0);
+}
+bool appends_rows(const Problem& problem) {
+  return problem.appends && problem.batch != 0 && problem.new_rows != 0 && problem.kv_heads != 0;
+}
 
 /// find(key, make_program)
 template <class Find> Kernels kernels_of(const Problem& problem, const Plan& plan, const Find& find) {
@@ -165,11 +171,15 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   args.kv_heads = narrow(problem.kv_heads);
   set_cache(args, problem, buffers);
   set_line(args, problem, plan, buffers);
-  if (bytes_of(plan, Sm80DecodeRegion::tickets) == 0) return args;
-  args.tickets = reinterpret_cast<u64*>(scratch);
-  scratch += bytes_of(plan, Sm80DecodeRegion::tickets);
-  args.sums = reinterpret_cast<RowSum*>(scratch);
-  args.outputs = reinterpret_cast<float*>(scratch + bytes_of(plan, Sm80DecodeRegion::sums));
+  const auto take = [&](Sm80DecodeRegion region) {
+    const i64 bytes = bytes_of(plan, region);
+    scratch += bytes;
+    return bytes ? scratch - bytes : nullptr;
+  };
+  args.tickets = reinterpret_cast<u64*>(take(Sm80DecodeRegion::tickets));
+  args.sums = reinterpret_cast<RowSum*>(take(Sm80DecodeRegion::sums));
+  args.outputs = reinterpret_cast<float*>(take(Sm80DecodeRegion::outputs));
+  args.refused = reinterpret_cast<i32*>(take(Sm80DecodeRegion::refused));
   return args;
 }
 

@@ -25,18 +25,19 @@ struct PlainLengths {
   bool fit;  // within what the call allows
 };
 
-inline PlainLengths plain_length(const DecodeArgs& args, i32 filled) {
+inline PlainLengths plain_length(const DecodeArgs& args, i32 s, i32 filled) {
   const i32 tiles = plain_pieces(args, filled);
-  return {tiles, tiles, static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled)};
+  const bool fits = static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
+  return {tiles, tiles, fits && !is_refused(args, s)};
 }
 
 // Of all sequences, the same in every warp. first: what sequence 0 has filled.
 inline PlainLengths plain_lengths(const DecodeArgs& args, i32 first) {
-  if (args.batch == 1) return plain_length(args, first);
+  if (args.batch == 1) return plain_length(args, 0, first);
   PlainLengths all{0, 0, true};
 #pragma unroll 1
   for (i32 s = static_cast<i32>(threadIdx.x % kWarp); s < args.batch; s += kWarp) {
-    const PlainLengths own = plain_length(args, plain_filled(args, s));
+    const PlainLengths own = plain_length(args, s, plain_filled(args, s));
     all = {all.tiles + own.tiles, max_of(all.longest, own.longest), all.fit && own.fit};
   }
   return {warp_sum(all.tiles), __reduce_max_sync(~0u, all.longest), __all_sync(~0u, all.fit) != 0};

@@ -81,9 +81,11 @@ inline ResultRow result_of_row(const Block& block, int r, const RowSum& sum, boo
       result.factor};
 }
 
+// Where no key weighs O is 0, which NaN from values of the other rows' keys must not become.
 inline void store_result(const Block& block, const ResultRow& row, i32 column, const float4& x) {
   if (column >= block.args.value_dim) return;
-  store_columns(block.args, row.to, column, {x.x * row.factor, x.y * row.factor, x.z * row.factor, x.w * row.factor});
+  const auto result = [&](float sum) { return row.factor == 0.f ? 0.f : sum * row.factor; };
+  store_columns(block.args, row.to, column, {result(x.x), result(x.y), result(x.z), result(x.w)});
 }
 
 }  // namespace narrows

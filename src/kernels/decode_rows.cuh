@@ -13,16 +13,6 @@ inline i32 packed_tiles(const DecodeArgs& args, i32 queries) {
   return static_cast<i32>(ceil_div(static_cast<u32>(queries) * static_cast<u32>(args.group), u32{kBlockQueries}));
 }
 
-// Varlen: whether sequence s, or the rows behind the last one, begins and ends where it may.
-inline bool breaks_bounds(const DecodeArgs& args, i32 s, bool reports) {
-  const Bounds bounds = query_bounds(args);
-  const bool last = s == args.batch;
-  const i32 begin = at(bounds.starts, s), end = last ? bounds.rows : at(bounds.starts, s + 1);
-  return breaks(args, reports, min_of(s, args.batch - 1),
-                last ? bounds_breach(bounds.code, 0, begin, end, true)
-                     : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0));
-}
-
 // Query rows of sequence s; of number `batch`, the rows behind the last one. With broken bounds all rows are sequence 0's.
 inline Part query_part(const DecodeArgs& args, i32 s, bool broken) {
   if (broken || !has_varlen_queries(args)) return {s, 0, args.query_rows, broken};
@@ -64,6 +54,7 @@ inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bo
   line.broken = broken;
   if (broken || s == args.batch) return line;
   static_cast<CacheFacts&>(line) = cache_facts(args, queries, reports);
+  line.broken |= is_refused(args, s);
   line.tiles = tiles_of(args, line);
   return line;
 }
@@ -111,11 +102,7 @@ class Line {
 
   void begin() {
     const i32 sequences = args_.batch + (has_varlen_queries(args_) ? 1 : 0);
-    bool broken = false;
-    if (has_varlen_queries(args_))
-#pragma unroll 1
-      for (i32 s = thread_; s < sequences; s += kThreads) broken |= breaks_bounds(args_, s, blockIdx.x == 0);
-    if (has_varlen_queries(args_)) broken = __syncthreads_or(broken);
+    const bool broken = bounds_break(args_, query_bounds(args_), blockIdx.x == 0);
     if (thread_ != 0) return;
     state_.planned = state_.found = false;
     state_.broken = broken;

@@ -9,6 +9,9 @@
 
 namespace narrows {
 
+// Whether the next tile's rows are looked for before the products wait for this tile's, which takes registers.
+constexpr bool kFindsEarly = !kFewRegisters && kKeyParts == 1 && kValueParts == 1;
+
 // A warp's tile, of which some parts of K and V are in registers, and its next.
 struct Stream {
   i32 tile;
@@ -17,22 +20,23 @@ struct Stream {
   const char *rows, *next_rows;
   bool has_next;
 
-  void load_k(const DecodeArgs& args, int part) {
-    if (part < kKeyParts)
-      load_keys(k, rows, part, args.head_dim, args.k.strides[3], true);
-    else
-      load_keys(k, next_rows, 0, args.head_dim, args.k.strides[3], has_next);
+  // Part `part` of the tile; behind the last one, the first of the next tile, whose rows are `places` where kFindsEarly.
+  void load_k(const DecodeArgs& args, int part, KeyPlaces& places) {
+    const bool behind = part == kKeyParts;
+    if (!behind || !kFindsEarly) find_keys(places, behind ? next_rows : rows);
+    load_keys(k, places, behind ? 0 : part, args.head_dim, args.k.strides[3], behind ? has_next : true);
   }
-  void load_v(const DecodeArgs& args, int part) {
-    if (part < kValueParts)
-      load_values(v, rows, part, args.value_dim, args.v.strides[3], true);
-    else
-      load_values(v, next_rows, 0, args.value_dim, args.v.strides[3], has_next);
+  void load_v(const DecodeArgs& args, int part, ValuePlaces& places) {
+    const bool behind = part == kValueParts;
+    if (!behind || !kFindsEarly) find_values(places, behind ? next_rows : rows);
+    load_values(v, places, behind ? 0 : part, args.value_dim, args.v.strides[3], behind ? has_next : true);
   }
 };
 
 inline void multiply_keys(const Block& block, const Queries& kept, Stream& stream, Scores& s) {
   PartialScores sums = {};
+  KeyPlaces places;
+  if constexpr (kFindsEarly) find_keys(places, stream.next_rows);
 #pragma unroll(kKeyParts > 4 ? 1 : kKeyParts)  // of wide rows: addresses of all parts would not fit into registers
   for (int part = 0; part < kKeyParts; ++part) {
 #pragma unroll
@@ -45,7 +49,7 @@ inline void multiply_keys(const Block& block, const Queries& kept, Stream& strea
         add_scores(sums, q, stream.k, i);
       }
     }
-    stream.load_k(block.args, part + 1);
+    stream.load_k(block.args, part + 1, places);
   }
 #pragma unroll
   for (int t = 0; t < kKeyTiles; ++t)
@@ -54,10 +58,12 @@ inline void multiply_keys(const Block& block, const Queries& kept, Stream& strea
 }
 
 inline void multiply_values(const DecodeArgs& args, const Scores& p, Stream& stream, Outputs& o) {
+  ValuePlaces places;
+  if constexpr (kFindsEarly) find_values(places, stream.next_rows);
 #pragma unroll
   for (int part = 0; part < kValueParts; ++part) {
     add_values(o, p, stream.v, part);
-    stream.load_v(args, part + 1);
+    stream.load_v(args, part + 1, places);
   }
 }
 
@@ -105,8 +111,12 @@ inline void begin_stream(const Block& block, KeyRows& keys, Stream& stream) {
   const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
   stream.tile = begin + ((warp - begin) & (kWarps - 1));
   stream.rows = keys.row(min_of(stream.tile, end - 1));
-  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], true);
-  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], true);
+  KeyPlaces keys_at;
+  find_keys(keys_at, stream.rows);
+  load_keys(stream.k, keys_at, 0, block.args.head_dim, block.args.k.strides[3], true);
+  ValuePlaces values_at;
+  find_values(values_at, stream.rows);
+  load_values(stream.v, values_at, 0, block.args.value_dim, block.args.v.strides[3], true);
   stream.has_next = stream.tile + kWarps < end;
   stream.next_rows = keys.row(min_of(stream.tile + kWarps, end - 1));
 }
@@ -148,7 +158,7 @@ inline void work_on(const Block& block) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocksOfMultiprocessor)
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  extern __shared__ __align__(128) char memory[];
+  char* const memory = dynamic_shared();
   __shared__ Facts line_facts;
   __shared__ LineState state;
   __shared__ RowSum sums[kWarps * kBlockQueries];

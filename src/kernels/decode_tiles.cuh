@@ -81,28 +81,37 @@ inline void load_piece(u32 (&piece)[4], const char* row, int step_byte, int lane
   }
 }
 
+// Of a lane's rows of K and V.
+using KeyPlaces = const char* [2];
+using ValuePlaces = const char* [4];
+
 // rows: lane l < 16 has the address of key l's row of K, lane 16 + l of V.
-inline void load_keys(KeyPieces& k, const char* rows, int part, i32 columns, i64 stride, bool valid) {
+inline void find_keys(KeyPlaces& places, const char* rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) places[r] = from_lane(rows, 8 * r + DecodeLane().g);
+}
+inline void find_values(ValuePlaces& places, const char* rows) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) places[r] = from_lane(rows, 16 + 2 * DecodeLane().c + r % 2 + r / 2 * 8);
+}
+
+inline void load_keys(KeyPieces& k, const KeyPlaces& rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const char* row = from_lane(rows, 8 * r + at.g);
+  for (int r = 0; r < 2; ++r)
 #pragma unroll
     for (int i = 0; i < kKeyPart; ++i)
-      load_piece<narrower(kHeadDim) * kElementBytes / 64 * 64>(k[r][i], row, 64 * (part * kKeyPart + i), 16 * at.c,
+      load_piece<narrower(kHeadDim) * kElementBytes / 64 * 64>(k[r][i], rows[r], 64 * (part * kKeyPart + i), 16 * at.c,
                                                                columns, stride, valid);
-  }
 }
-inline void load_values(ValuePieces& v, const char* rows, int part, i32 columns, i64 stride, bool valid) {
+inline void load_values(ValuePieces& v, const ValuePlaces& rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const char* row = from_lane(rows, 16 + 2 * at.c + r % 2 + r / 2 * 8);
+  for (int r = 0; r < 4; ++r)
 #pragma unroll
     for (int i = 0; i < kValuePart; ++i)
-      load_piece<narrower(kValueDim) * kElementBytes / 128 * 128>(v[r][i], row, 128 * (part * kValuePart + i),
+      load_piece<narrower(kValueDim) * kElementBytes / 128 * 128>(v[r][i], rows[r], 128 * (part * kValuePart + i),
                                                                   16 * at.g, columns, stride, valid);
-  }
 }
 
 inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {

@@ -7,6 +7,11 @@ namespace narrows {
 constexpr int kWarp = 32;  // threads
 
 inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+// What the launch asks for.
+inline char* dynamic_shared() {
+  extern __shared__ __align__(128) char memory[];
+  return memory;
+}
 
 // ---- asynchronous copies, global to shared
 // 4, 8 or 16 bytes; zeros where `valid` is false, and then nothing is read.

@@ -57,8 +57,7 @@ i64 key_tiles(const Problem& problem, i64 tile) { return std::max<i64>(ceil_div(
 
 std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
-  if (std::string reason = width_refusal(problem, kMostDecodeWidth); !reason.empty()) return reason;
-  return decode_size_refusal(problem, 8, kDecodeTile);
+  return width_refusal(problem, kMostDecodeWidth);
 }
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
@@ -137,10 +136,9 @@ std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 til
   if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
   const i64 units = saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem, tile) + kEndingTiles + 1);
-  if (units > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", tile,
-                " keys, where the cache is full, not ", units);
-  return "";
+  if (units <= kMostBlocks) return "";
+  return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", tile,
+              " keys, where the cache is full, not ", units);
 }
 
 void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts) {
@@ -151,9 +149,11 @@ void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts) 
         static_cast<int>(std::min({i64{problem.num_splits}, key_tiles(problem, plan.key_block), most_parts}));
   const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
-  plan.workspace = {{"tickets", bytes(slots, 8)},
-                    {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-                    {"partial results", bytes(rows, 4 * columns)}};
+  plan.workspace = {
+      {"tickets", bytes(slots, 8)},
+      {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
+      {"partial results", bytes(rows, 4 * columns)},
+      {"sequences refused", problem.appends && problem.key_form == KeyForm::pages ? bytes(problem.batch, 4) : 0}};
 }
 
 i64 decode_columns(const DecodeConstants& constants) {
@@ -222,6 +222,8 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   const std::optional<DecodeConstants> found = tiled(problem, machine, decode_copy_bytes(problem));
   if (!found) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
   const DecodeConstants& constants = *found;
+  if (std::string reason = decode_size_refusal(problem, constants.query_block, kDecodeTile); !reason.empty())
+    return reason;
   Plan plan;
   plan.family = "sm80";
   plan.decodes = true;

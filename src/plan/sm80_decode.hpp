@@ -50,7 +50,7 @@ std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 til
 void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts);
 
 /// Scratch, in the order of the plan's regions.
-enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs };
+enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs, refused };
 
 /// Whether a forward call is this family's decoding: keys in a cache or in pages, or num_splits.
 bool decodes(const Problem& problem);

@@ -43,6 +43,7 @@ struct DecodeArgs : CallArgs {
   float* outputs = nullptr;                 // scratch: of partial results, [slot][packed row][value column]
   RowSum* sums = nullptr;                   // scratch: [slot][packed row]
   u64* tickets = nullptr;                   // scratch: parts of a row that are done (ticket.h)
+  i32* refused = nullptr;                   // scratch: of each sequence, whether a page is missing; null: nobody looked
 };
 
 }  // namespace narrows

@@ -177,6 +177,12 @@ inline unsigned __ballot_sync(unsigned, int holds) {
 }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 template <class T> T __ldcg(const T* at) { return *at; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned picked = 0;
+  for (unsigned i = 0; i < 4; ++i) picked |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 [[noreturn]] inline void __trap() { std::abort(); }
 inline void __syncwarp() {
