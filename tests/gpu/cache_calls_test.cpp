@@ -1,5 +1,5 @@
-// Calls over caches one after the other and beside each other: other layouts and types of one shape, streams, devices, and pages far
-// into a pool.
+// Calls over caches one after the other and beside each other: other layouts and types of one shape, streams, devices,
+// and pages far into a pool.
 #include "tests/gpu/paged.hpp"
 #include "tests/gpu/spread.hpp"
 
@@ -173,7 +173,8 @@ TEST_F(GpuStressCache, rows_more_than_2_31_elements_apart) {
   }
 }
 
-/// D11's (65536, 16, 80) and D09's 65536 sequences of 8 heads. With Q = 0 a row is the mean of V = 1, its LSE the logarithm of its keys.
+/// D11's (65536, 16, 80) and D09's 65536 sequences of 8 heads. With Q = 0 a row is the mean of V = 1, its LSE the
+/// logarithm of its keys.
 TEST_F(GpuStressCache, D09_D11_more_than_65535_sequences) {
   for (const auto& [heads, width] : {std::pair<std::int64_t, std::int64_t>{8, 64}, {16, 80}}) {
     constexpr std::int64_t kSequences = 65536, kSlots = 4;
