@@ -73,6 +73,9 @@ TEST_F(GpuStressCache, L06_calls_of_one_shape_on_two_streams) {
   DeviceCall one(first.a.in(), first.a.out(), first.a.options), two(second.a.in(), second.a.out(), second.a.options);
   one.options.stream = streams[0].handle();
   two.options.stream = streams[1].handle();
+  one.run();  // makes its workspace, which is poisoned on the legacy stream too: these two do not wait for that one
+  two.run();
+  wait_for_device();
   for (int iteration = 0; iteration < 100; ++iteration) {
     one.run();
     two.run();
