@@ -21,26 +21,26 @@ struct Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
   i64 least_keys;             // of the longest sequence
-  i32 warpgroups, key_block, stages, fact_slots;
+  i32 warpgroups, key_block, stages, query_stages, fact_slots;
   bool queries_in_registers, own_output_tile;
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kTiles{
-    Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
-    Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
-    Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
-    Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
-    Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
-    Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
-    Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
-    Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
+    Tiles{64, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Tiles{64, true, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Tiles{64, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
+    Tiles{96, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
+    Tiles{96, true, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Tiles{96, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Tiles{128, false, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Tiles{128, true, false, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Tiles{128, true, false, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
+    Tiles{128, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Tiles{192, true, false, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
+    Tiles{192, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Tiles{256, true, false, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Tiles{256, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
@@ -64,7 +64,6 @@ std::string rules_refusal(const Problem& problem) {
   const Rules& rules = problem.rules;
   if (problem.bias.given) return "has no bias";
   if (problem.mask.given) return "has no mask";
-  if (rules.mask.chunk != 0) return "has no chunks";
   if (rules.dropout > 0) return "has no dropout";
   if (rules.key_begin || rules.key_end) return "has no key_begin and key_end";
   if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
@@ -112,6 +111,7 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Tiles& tiles, 
   constants.key_block = tiles.key_block;
   constants.warps = 4 * tiles.warpgroups;
   constants.stages = tiles.stages;
+  constants.query_stages = tiles.query_stages;
   constants.fact_slots = tiles.fact_slots;
   constants.bring_registers = tiles.bring_registers;
   constants.compute_registers = tiles.compute_registers;
@@ -144,12 +144,12 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
   const i64 parts = constants.query_block / kPartRows;
   const i64 queries = chunked_bytes(kPartRows, constants.head_width);
   const i64 output = chunked_bytes(kPartRows, constants.value_width);
-  const i64 results = constants.own_output_tile ? queries + output : std::max(queries, output);
+  const i64 results = constants.own_output_tile ? constants.query_stages * queries + output : std::max(queries, output);
   const i64 stage = chunked_bytes(constants.key_block, constants.head_width) +
                     chunked_bytes(constants.key_block, constants.value_width);
   // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
-  const i64 rows = constants.limits_keys ? constants.query_block : 1;
-  const i64 facts = constants.fact_slots * (96 + 8 * (parts + rows)), barriers = 256;
+  const i64 rows = constants.limits_keys ? constants.query_block : 0;
+  const i64 facts = constants.fact_slots * (136 + 16 * parts) + 8 * rows + 56 * constants.warps, barriers = 320;
   return parts * results + constants.stages * stage + facts + barriers;
 }
 
@@ -177,6 +177,7 @@ Program forward_sm90_program(const ForwardSm90Constants& constants) {
   config.tiles_and_rules(common, 32 * (constants.warps + 4));
   config.number("kWarpgroups", constants.warps / 4);
   config.number("kStages", constants.stages);
+  config.number("kQueryStages", constants.query_stages);
   config.number("kFactSlots", constants.fact_slots);
   config.number("kTilesBeforeWait", constants.tiles_before_wait);
   config.number("kBringRegisters", constants.bring_registers);

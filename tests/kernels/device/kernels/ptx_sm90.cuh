@@ -1,5 +1,5 @@
-// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at once. The
-// matrix products read shared memory as their descriptors say.
+// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at
+// once. The matrix products read shared memory as their descriptors say.
 #pragma once
 #include "kernels/ptx_sm80.cuh"
 #include "shared/forward_sm90_args.h"
@@ -92,6 +92,7 @@ inline void pass(int barrier, int threads) {
 inline void fence_products() {}
 inline void commit_products() {}
 template <int> void wait_products() { __syncwarp(); }  // all lanes have read what may be overwritten then
+inline void hold_schedule(u32) {}
 template <int n> void pin(float (&)[1][n][4]) {}
 
 inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
