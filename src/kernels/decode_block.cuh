@@ -22,35 +22,31 @@ struct PackedRow {
 };
 
 inline PackedRow packed_row(const DecodeArgs& args, const Facts& facts, int r) {
-  const u32 index = static_cast<u32>(facts.first_row + r), group = static_cast<u32>(args.group), query = index / group;
-  return {static_cast<i32>(query), facts.kv_head * args.group + static_cast<i32>(index - query * group)};
+  const auto [query, head] = args.by_group.divide(facts.first_row + r);
+  return {query, facts.kv_head * args.group + head};
 }
+
+constexpr int kOutputStride = kColumns + 4;  // floats
 
 struct Block {
   const DecodeArgs& args;
   Facts& facts;
   char* queries;   // the packed rows of Q, kQueryStride apart
-  float* outputs;  // of each warp, rows kOutputStride apart
+  float* outputs;  // of each warp, as many rows as there are
   RowSum* sums;    // of each warp
+
+  float* output_row(int warp, int r) const { return outputs + (warp * facts.packed_rows + r) * kOutputStride; }
 };
 
-constexpr int kOutputStride = kColumns + 4;  // floats
-
-// What row i sees where nothing but the diagonal limits it.
-inline Keys plain_keys(const DecodeArgs& args, const CacheFacts& facts, i32 i) {
-  const i32 past = static_cast<i32>(facts.shift) + i + 1;
-  return {0, args.visibility.right == 0 ? clamp_to(past, 0, facts.keys) : facts.keys};
-}
-
-// By the first warp, of a share that it has found.
-inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
+// By the first warp, of a share that it has found: what its rows see.
+inline void gather_rows(const DecodeArgs& args, Facts& facts) {
   const i32 lane = static_cast<i32>(threadIdx.x);
   const LineSequence& sequence = facts.sequence;
   const i32 first = facts.tile * kBlockQueries;
-  const i32 i = static_cast<i32>(static_cast<u32>(first + lane) / static_cast<u32>(args.group));
+  const i32 i = args.by_group.quotient(first + lane);
   const bool exists = lane < kBlockQueries && i < sequence.queries && !sequence.broken;
   Keys seen{0, 0};
-  if (exists) seen = plain ? plain_keys(args, sequence, i) : seen_keys(args, sequence, i);
+  if (exists) seen = seen_keys(args, sequence, i);
   const bool sees = seen.begin < seen.end;
   const Keys hull{__reduce_min_sync(~0u, sees ? seen.begin : kMostKey), __reduce_max_sync(~0u, sees ? seen.end : 0)};
   const Keys common{__reduce_max_sync(~0u, exists ? seen.begin : 0),
@@ -61,6 +57,11 @@ inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
   facts.packed_rows = min_of(sequence.rows * args.group - first, i32{kBlockQueries});
   facts.hull = hull;
   facts.common = common;
+}
+
+// Then, by its first thread, which tiles.
+inline void gather_tiles(const DecodeArgs& args, Facts& facts) {
+  const Keys hull = facts.hull;
   const bool some = hull.begin < hull.end;
   const i32 origin = some ? first_tile(args, hull.begin) : 0, piece = facts.cut.tiles_of_piece;
   facts.first_tile = max_of(origin + facts.begin * piece, hull.begin / kTileKeys);
@@ -72,9 +73,9 @@ inline void gather_facts(const DecodeArgs& args, Facts& facts, bool plain) {
 // Where the keys of the block's row lie. Lanes below 16 look for rows of K, the others for rows of V.
 class KeyRows {
  public:
-  KeyRows(const Block& block) : block_(block) {
+  explicit KeyRows(const Block& block) : block_(block) {
     const TensorArg& from = threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v;
-    head_ = from.data + block.facts.kv_head * from.strides[2];
+    head_ = from.data + static_cast<u32>(block.facts.kv_head) * from.strides[2];
     row_stride_ = from.strides[0];
     stride_ = from.strides[1];
   }
@@ -85,10 +86,9 @@ class KeyRows {
     const Keys hull = block_.facts.hull;
     const CacheFacts& sequence = block_.facts.sequence;
     const i32 key = tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys);
-    const i32 slot = sequence.first_key + clamp_to(key, hull.begin, hull.end - 1);
-    const Slot at = slot_of(block_.args, sequence, slot);
+    const Slot at = slot_of(block_.args, sequence.row, sequence.first_key + clamp_to(key, hull.begin, hull.end - 1));
     if (at.broken) wrong_ = at.entry, broken_ = true;
-    return head_ + at.row * row_stride_ + at.number * stride_;
+    return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 
   // Whether an entry of the table was none.
@@ -110,15 +110,15 @@ class KeyRows {
 inline const char* query_row(const Block& block, const PackedRow& row) {
   const TensorArg& q = block.args.q;
   const CacheFacts& sequence = block.facts.sequence;
-  return q.data + sequence.sequence * q.strides[0] + (sequence.first_query + row.query) * q.strides[1] +
-         row.head * q.strides[2];
+  return q.data + static_cast<u32>(sequence.sequence) * q.strides[0] +
+         static_cast<u32>(sequence.first_query + row.query) * q.strides[1] + static_cast<u32>(row.head) * q.strides[2];
 }
 
 // Elements of a packed row one by one: strided, or turned by their position.
 inline void gather_query(const Block& block, const PackedRow& row, int byte, u32 to) {
   const DecodeArgs& args = block.args;
   const i32 first = byte / kElementBytes;
-  const i64 position = args.rotary_pairs ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
+  const i64 position = kTurnsQueries ? i64{rotary_base(args, block.facts.sequence)} + row.query : 0;
   const char* const from = query_row(block, row);
 #pragma unroll 1
   for (i32 i = 0; i < kPieceElements; ++i) {
@@ -131,55 +131,57 @@ inline void gather_query(const Block& block, const PackedRow& row, int byte, u32
   }
 }
 
-// All packed rows of Q, to shared memory; rows that do not exist are 0. What a thread asks for first it stores last.
-class QueryLoad {
- public:
-  explicit QueryLoad(const Block& block) : block_(block) { begin(static_cast<int>(threadIdx.x)); }
+inline bool exists(const Facts& facts, const PackedRow& row, int r) {
+  return row.query < facts.sequence.queries && r < facts.packed_rows;
+}
 
-  void finish() {
+// Whether packed rows are multiplied as they lie in the tensor, and go to registers at once.
+constexpr bool kAsksQueries = kKeepsQueries && kCopyBytes != 0 && !kTurnsQueries;
+
+// All packed rows of Q, to shared memory; rows that do not exist are 0.
+inline void load_queries(const Block& block) {
+  constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes;
+  const DecodeArgs& args = block.args;
 #pragma unroll 1
-    for (int index = static_cast<int>(threadIdx.x);;) {
-      if (index < kPieces && !gathers_) store_shared128(place_, piece_);
-      index += kThreads;
-      if (index >= kPieces) return;
-      begin(index);
+  for (int index = static_cast<int>(threadIdx.x); index < kBlockQueries * kRowPieces; index += kThreads) {
+    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
+    const PackedRow row = packed_row(args, block.facts, r);
+    const bool given = exists(block.facts, row, r) && byte < args.head_dim * kElementBytes;
+    const u32 to = shared_address(block.queries) + static_cast<u32>(r * kQueryStride + byte);
+    if (given && (kCopyBytes == 0 || kTurnsQueries)) {
+      gather_query(block, row, byte, to);
+    } else {
+      u32 piece[4] = {0, 0, 0, 0};
+      load_stream_if(given, query_row(block, row) + byte, piece);
+      store_shared128(to, piece);
     }
   }
-
- private:
-  static constexpr int kRowPieces = kKeySteps * 64 / kUnitBytes, kPieces = kBlockQueries * kRowPieces;
-
-  void begin(int index) {
-    const DecodeArgs& args = block_.args;
-    const int r = index / kRowPieces, byte = index % kRowPieces * kUnitBytes;
-    const PackedRow row = packed_row(args, block_.facts, r);
-    const bool exists = row.query < block_.facts.sequence.queries && r < block_.facts.packed_rows &&
-                        byte < args.head_dim * kElementBytes;
-    place_ = shared_address(block_.queries) + static_cast<u32>(r * kQueryStride + byte);
-    gathers_ = exists && (kCopyBytes == 0 || args.rotary_pairs != 0);
-    for (u32& word : piece_) word = 0;
-    if (gathers_)
-      gather_query(block_, row, byte, place_);
-    else
-      load_stream_if(exists, query_row(block_, row) + byte, piece_);
-  }
-
-  const Block& block_;
-  u32 place_;
-  bool gathers_;
-  u32 piece_[4];
-};
+}
 
 // Step i of the lane's packed rows.
 inline void read_queries(const Block& block, int i, QueryPieces& q) {
   const DecodeLane at;
   const u32 from = shared_address(block.queries) + static_cast<u32>(at.g * kQueryStride + 64 * i + 16 * at.c);
-  load_shared128(from, q[0][0], q[0][1], q[0][2], q[0][3]);
-  if constexpr (kRows == 2) {
-    load_shared128(from + 8 * kQueryStride, q[1][0], q[1][1], q[1][2], q[1][3]);
-  } else {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) q[1][n] = 0;
+  for (u32 r = 0; r < kRows; ++r) load_shared128(from + r * 8 * kQueryStride, q[r][0], q[r][1], q[r][2], q[r][3]);
+}
+
+// All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
+// been asked for.
+inline void ask_queries(const Block& block, Queries& q) {
+  const DecodeLane at;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
+    const bool given = exists(block.facts, row, 8 * r + at.g);
+    const char* const from = query_row(block, row) + 16 * at.c;
+#pragma unroll
+    for (int i = 0; i < kKeySteps; ++i) {
+      const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
+                          64 * i + 16 * at.c < block.args.head_dim * kElementBytes;
+      for (u32& word : q[i][r]) word = 0;
+      load_stream_if(given && inside, from + 64 * i, q[i][r]);
+    }
   }
 }
 

@@ -15,8 +15,8 @@ using namespace sm80;
 
 /// What a call takes its warps for.
 enum class Use : unsigned char {
-  few,  // rows of which every multiprocessor has a piece of its own
-  many,  // rows that fill two thread blocks of each multiprocessor, whole; and what takes more registers than three leave
+  few,   // rows of which every multiprocessor has a piece of its own, with a tile for each of its warps
+  many,  // rows that fill two thread blocks of each multiprocessor again and again; and what takes more registers than three leave
   any,
 };
 
@@ -31,12 +31,12 @@ struct DecodeTiles {
   bool wide;
 };
 constexpr std::array kDecodeTiles{
-    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},  DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
-    DecodeTiles{2, 128, 8, Use::few, 8, 1, false}, DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
-    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::few, 8, 1, true},
-    DecodeTiles{2, 128, 16, Use::any, 4, 2, true}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
-    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
-    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},  DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},   DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
+    DecodeTiles{2, 128, 8, Use::few, 8, 1, false},  DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
+    DecodeTiles{2, 128, 8, Use::any, 4, 3, false},  DecodeTiles{2, 128, 16, Use::few, 8, 1, false},
+    DecodeTiles{2, 128, 16, Use::any, 4, 2, false}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
+    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},   DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},   DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
 };
 
 constexpr i64 kMostDecodeWidth = kWidths.back();
@@ -61,10 +61,14 @@ std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
   if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
-  const i64 units = saturating_multiply(line_rows(problem, 8), key_tiles(problem) + kEndingTiles + 1);
-  if (units > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " tiles of 8 query rows by 16 keys, where the cache is full, not ", units);
   return "";
+}
+
+std::string line_refusal(const Problem& problem, i64 packed_rows) {
+  const i64 units = saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem) + kEndingTiles + 1);
+  if (units <= kMostBlocks) return "";
+  return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", kDecodeTile,
+              " keys, where the cache is full, not ", units);
 }
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
@@ -86,8 +90,9 @@ bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& mac
   if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
   const i64 rows = std::min<i64>(line_rows(problem, tiles.packed_rows), 1 << 20);
   const i32 line = static_cast<i32>(rows), blocks = tiles.resident_blocks * std::max(machine.multiprocessors, 1);
-  if (tiles.use == Use::many) return fills(line, blocks);
-  return !by_element && line <= blocks && fills(line * most_splits(line, blocks), blocks);
+  if (tiles.use == Use::many) return line > blocks && fills(line, blocks);
+  const i32 splits = most_splits(line, blocks);
+  return !by_element && line <= blocks && fills(line * splits, blocks) && key_tiles(problem) >= splits * tiles.warps;
 }
 
 /// Query rows times heads that share a kv head, of the longest sequence; element by element that is no matter.
@@ -101,6 +106,7 @@ i32 packed_rows_of(const Problem& problem, i64 item, i32 width, bool by_element)
 /// None where no row fits.
 std::optional<DecodeConstants> tiled(const Problem& problem, const Machine& machine, int copy_bytes) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = width_of(problem.head_dim);
   constants.value_width = width_of(problem.value_dim);
@@ -136,9 +142,10 @@ i64 partial_slots(const Problem& problem, const Plan& plan) {
 Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstants& constants) {
   const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
   const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
-  return {{"tickets", bytes(slots, 4)},
+  return {{"tickets", bytes(slots, 8)},
           {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-          {"partial results", bytes(rows, 4 * decode_columns(constants))}};
+          {"partial results", bytes(rows, 4 * decode_columns(constants))},
+          {"sequences refused", problem.appends && problem.key_form == KeyForm::pages ? bytes(problem.batch, 4) : 0}};
 }
 
 }  // namespace
@@ -165,6 +172,7 @@ bool decodes(const Problem& problem) {
 
 DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
@@ -180,6 +188,7 @@ Program decode_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
   config.tiles_and_rules(constants, 32 * constants.warps);
   config.flag("kKeepsQueries", !constants.wide);
+  config.flag("kTurnsQueries", constants.turned);
   return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32};
 }
 
@@ -201,6 +210,7 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   const std::optional<DecodeConstants> found = tiled(problem, machine, decode_copy_bytes(problem));
   if (!found) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
   const DecodeConstants& constants = *found;
+  if (std::string reason = line_refusal(problem, constants.query_block); !reason.empty()) return reason;
   Plan plan;
   plan.family = "sm80";
   plan.decodes = true;
@@ -226,7 +236,8 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
 
 std::vector<Program> planned_decode_programs(const Machine&) {
   constexpr std::array kRules{&DecodeConstants::natural, &DecodeConstants::softcap, &DecodeConstants::alibi,
-                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout};
+                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout,
+                              &DecodeConstants::turned};
   constexpr i32 kEachWayAt = 128, kMostValueWidth = 512;
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {

@@ -24,6 +24,7 @@ struct DecodeConstants {
   bool wide = false;     // Q is read again for every tile, K and V are loaded a step at a time
   bool natural = false;  // scores are logits already when they are exponentiated
   bool softcap = false, alibi = false, bias = false, mask = false, dropout = false;
+  bool turned = false;  // queries by their positions
 
   bool operator==(const DecodeConstants&) const = default;
 };
@@ -43,7 +44,7 @@ i64 decode_columns(const DecodeConstants& constants);
 i64 decode_row_tiles(const Problem& problem, i64 packed_rows);
 
 /// Scratch, in the order of the plan's regions.
-enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs };
+enum class Sm80DecodeRegion : std::size_t { tickets, sums, outputs, refused };
 
 /// Whether a forward call is this family's decoding: keys in a cache or in pages, or num_splits.
 bool decodes(const Problem& problem);

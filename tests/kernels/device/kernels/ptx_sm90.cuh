@@ -8,12 +8,11 @@ namespace narrows {
 
 constexpr int kWarpgroup = 128;
 
-inline u32 shared_address(const void*) { return 0; }
-
 inline void init_barrier(u32 barrier, u32 count) { threadIdx.block->init_barrier(barrier, count); }
 inline void fence_barrier_init() {}
 inline void arrive(u32 barrier) { threadIdx.block->arrive(barrier, 1, 0); }
 inline void arrive_expecting(u32 barrier, u32 bytes) { threadIdx.block->arrive(barrier, 1, static_cast<long>(bytes)); }
+inline void arrive_after_copies(u32 barrier) { arrive(barrier); }
 inline void wait_barrier(u32 barrier, u32 parity) { threadIdx.block->wait_barrier(barrier, parity); }
 
 // The byte of a tile that its swizzle stores at another place: an exclusive or of address bits.
@@ -71,6 +70,7 @@ inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
     if (element) std::memcpy(element, &x, sizeof x);
   });
 }
+inline void prefetch_row(const char*, u32) {}
 inline void commit_stores() {}
 inline void wait_stores_read() {}
 inline void wait_stores() {}
