@@ -176,7 +176,7 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   args.tickets = reinterpret_cast<u64*>(take(Sm80DecodeRegion::tickets));
   args.sums = reinterpret_cast<RowSum*>(take(Sm80DecodeRegion::sums));
   args.outputs = reinterpret_cast<float*>(take(Sm80DecodeRegion::outputs));
-  args.refused = reinterpret_cast<i32*>(take(Sm80DecodeRegion::refused));
+  if (appends_rows(problem)) args.refused = reinterpret_cast<i32*>(take(Sm80DecodeRegion::refused));
   return args;
 }
 

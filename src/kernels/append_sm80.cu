@@ -1,11 +1,12 @@
-// New keys and values to a cache or to pages, keys turned by their positions, before the decode kernel reads them. Thread blocks
-// take every so many of a sequence's new rows. A sequence that breaks a rule gets none, and its results become NaN: the decode kernel
-// is told, whose thread blocks each read only some of the table.
+// New keys and values to a cache or to pages, keys turned by their positions, before the decode kernel reads them. Thread
+// blocks take every so many of a sequence's new rows. A sequence that breaks a rule gets none, and its results become NaN: the
+// decode kernel is told, whose thread blocks each read only some of the table.
 #include "kernels/cache_rows.cuh"
 
 namespace narrows {
 
-// From the first to the last key that a row of the sequence sees. Every warp looks at all rows that have bounds of their own.
+// From the first to the last key that a row of the sequence sees. Rows with bounds of their own are looked at one by one, by
+// every warp.
 inline Keys seen_by_rows(const DecodeArgs& args, const CacheFacts& facts) {
   const RowBounds bounds = row_bounds(args, facts);
   if (bounds.same_for_all()) {

@@ -1,5 +1,5 @@
-// Calls over caches one after the other and beside each other: other layouts and types of one shape, streams, devices, and pages far
-// into a pool.
+// Calls over caches one after the other and beside each other: other layouts and types of one shape, streams, devices,
+// and pages far into a pool.
 #include "tests/gpu/paged.hpp"
 #include "tests/gpu/spread.hpp"
 
@@ -73,6 +73,9 @@ TEST_F(GpuStressCache, L06_calls_of_one_shape_on_two_streams) {
   DeviceCall one(first.a.in(), first.a.out(), first.a.options), two(second.a.in(), second.a.out(), second.a.options);
   one.options.stream = streams[0].handle();
   two.options.stream = streams[1].handle();
+  one.run();  // makes its workspace, which is poisoned on the legacy stream too: these two do not wait for that one
+  two.run();
+  wait_for_device();
   for (int iteration = 0; iteration < 100; ++iteration) {
     one.run();
     two.run();
@@ -173,7 +176,8 @@ TEST_F(GpuStressCache, rows_more_than_2_31_elements_apart) {
   }
 }
 
-/// D11's (65536, 16, 80) and D09's 65536 sequences of 8 heads. With Q = 0 a row is the mean of V = 1, its LSE the logarithm of its keys.
+/// D11's (65536, 16, 80) and D09's 65536 sequences of 8 heads. With Q = 0 a row is the mean of V = 1, its LSE the
+/// logarithm of its keys.
 TEST_F(GpuStressCache, D09_D11_more_than_65535_sequences) {
   for (const auto& [heads, width] : {std::pair<std::int64_t, std::int64_t>{8, 64}, {16, 80}}) {
     constexpr std::int64_t kSequences = 65536, kSlots = 4;

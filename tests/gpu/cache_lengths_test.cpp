@@ -1,5 +1,6 @@
-// Lengths, bounds and tables of cache calls, which only the device knows: a sequence that breaks a rule gets NaN and no new key,
-// `status` says why, and what no row sees is not read. Sizes of nothing, of one, and of more sequences than a thread block has threads.
+// Lengths, bounds and tables of cache calls, which only the device knows: a sequence that breaks a rule gets NaN and no
+// new key, `status` says why, and what no row sees is not read. Sizes of nothing, of one, and of more sequences than a
+// thread block has threads.
 #include "tests/gpu/paged.hpp"
 
 #include <limits>
@@ -181,7 +182,8 @@ TEST_F(GpuCacheLengths, pages_before_a_rows_first_key_need_not_be_there) {
   EXPECT_TRUE(call.a.o.same_bits(legal.a.o) && call.a.lse.same_bits(legal.a.lse));
 }
 
-/// Of 32 new rows with a window of 16 keys the last ones do not see the page that is missing: they would see slots that nobody filled.
+/// Of 32 new rows with a window of 16 keys the last ones do not see the page that is missing: they would see slots that
+/// nobody filled.
 TEST_F(GpuCacheLengths, a_sequence_that_misses_a_page_is_nan_in_every_row) {
   Paged legal({64, 64, 10}, 32), call({64, 64, 10}, 32);
   const Array k_new = call.fresh(64, 32, true), v_new = call.fresh(64, 32, false), before = call.a.k;

@@ -1,4 +1,5 @@
-// Values that break kernels which are right on Gaussian noise, in a cache and where keys are split: the parts of a row are joined.
+// Values that break kernels which are right on Gaussian noise, in a cache and where keys are split: the parts of a row
+// are joined.
 #include "tests/gpu/paged.hpp"
 
 #include <array>

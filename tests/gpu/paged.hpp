@@ -10,8 +10,8 @@
 
 namespace narrows::test {
 
-/// How far O and LSE may be from exact ones, whatever the rounding: in 16 bits each weight is rounded, and so is O; tanh.approx
-/// errs by 2^-11 of the cap.
+/// How far O and LSE may be from exact ones, whatever the rounding: in 16 bits each weight is rounded, and so is O;
+/// tanh.approx errs by 2^-11 of the cap.
 struct Bounds {
   double o, lse, least;  // o: of sum(P |V|); lse: beside the criterion's; least: where fp16's weights are subnormal
 

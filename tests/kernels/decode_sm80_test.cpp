@@ -1,5 +1,6 @@
-// The whole decode kernel of family sm80 on the host, and the one that appends before it, against the definition: pages, lengths alike
-// and far apart, splits that the last thread block joins, and sequences that break a rule. Thread blocks run one after the other.
+// The whole decode kernel of family sm80 on the host, and the one that appends before it, against the definition:
+// pages, lengths alike and far apart, splits that the last thread block joins, and sequences that break a rule. Thread
+// blocks run one after the other.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -50,8 +51,8 @@ struct Array {
   }
 };
 
-/// Of keys in pages of 16, those of sequence s in pages that follow each other by the number of sequences. Slots that nobody fills
-/// hold NaN.
+/// Of keys in pages of 16, those of sequence s in pages that follow each other by the number of sequences. Slots that
+/// nobody fills hold NaN.
 struct CachedCall {
   std::mt19937 random{11};
   std::vector<i32> filled, starts{0}, table, begins, ends, refused;

@@ -330,6 +330,23 @@ TEST_F(FakeDriver, SequencesOfAPackedCallThatDecodes) {
   EXPECT_EQ(args.by_sequence_rows.divisor, 1);
 }
 
+/// Marks are read where the appending kernel has written them.
+TEST_F(FakeDriver, MarksOfRefusedSequences) {
+  std::byte* const scratch = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+  for (const std::int64_t rows : {0, 1}) {
+    PackedDecode decode(2, 3);
+    decode.options.block_table = on_hopper(8, DType::int32, {2, 4});
+    decode.options.k_new = decode.options.v_new = on_hopper(9, DType::bf16, {2, rows, 2, 128});
+    const Call call = decode.call();
+    const Plan plan = decode_plan(call);
+    const DecodeArgs args = decode_args(call.problem, plan, call.buffers, scratch);
+    ASSERT_NE(args.outputs, nullptr);
+    const i64 before =
+        plan.workspace_bytes() - plan.workspace[static_cast<std::size_t>(Sm80DecodeRegion::refused)].bytes;
+    EXPECT_EQ(args.refused, rows ? reinterpret_cast<i32*>(scratch + before) : nullptr);
+  }
+}
+
 TEST_F(FakeDriver, NothingIsAppendedToNoHeads) {
   PackedDecode decode(2, 3, 0, 0);
   decode.options.k_new = decode.options.v_new = on_hopper(8, DType::bf16, {2, 1, 0, 128});

@@ -180,7 +180,8 @@ template <class T> T __ldcg(const T* at) { return *at; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
   unsigned picked = 0;
-  for (unsigned i = 0; i < 4; ++i) picked |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  for (unsigned i = 0; i < 4; ++i)
+    picked |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return picked;
 }
 inline int __popc(unsigned x) { return std::popcount(x); }
