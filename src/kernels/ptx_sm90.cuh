@@ -29,6 +29,11 @@ inline void wait_barrier(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// One arrival, once all that the thread has copied asynchronously is there.
+inline void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // ---- the copy engine (TMA)
 constexpr u64 kEvictFirst = 0x12F0000000000000ull, kEvictLast = 0x14F0000000000000ull;  // L2 cache hints
 inline void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }

@@ -2,6 +2,7 @@
 
 #include "plan/sm80.hpp"
 #include "plan/sm80_shared.hpp"
+#include "plan/sm90_decode.hpp"
 #include "plan/sm90_products.hpp"
 #include "shared/tile_order.h"
 
@@ -85,7 +86,8 @@ std::string refusal(const Problem& problem, const Machine& machine) {
     return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
                 machine.compute_capability % 10);
   if (problem.operation == Operation::backward) return "has no backward";
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
+  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages)
+    return text("reads KV caches of head dims above ", kSm90Widths.back(), " alone");
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return text("takes bf16 and fp16, not ", problem.dtype);
   if (std::string reason = head_dim_refusal(problem); !reason.empty()) return reason;
@@ -200,6 +202,7 @@ i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
 }
 
 std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
+  if (decodes_wide(problem)) return consider_sm90_decode(problem, work, machine);
   if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const i64 tiles = forward_sm90_tiles(problem, constants.query_block);
