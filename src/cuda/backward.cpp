@@ -23,7 +23,7 @@ ProgramKey key_of(BackwardKernel kernel, const BackwardConstants& constants) {
     bits.add(number, 4);
   for (const i32 number : {constants.warps, constants.copy_bytes}) bits.add(number, 8);
   for (const bool rule : {constants.vector_sums, constants.deterministic, constants.natural, constants.softcap,
-                          constants.alibi, constants.bias, constants.mask, constants.dropout})
+                          constants.alibi, constants.bias, constants.mask, constants.dropout, constants.facts_apart})
     bits.add(rule, 1);
   return bits.key();
 }

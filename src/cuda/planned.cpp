@@ -4,6 +4,7 @@
 #include "plan/sm80.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm90.hpp"
+#include "plan/sm90_backward.hpp"
 
 #include <algorithm>
 #include <array>
@@ -51,6 +52,7 @@ std::vector<Program> planned_programs(std::string_view architecture) {
   std::vector<Program> programs = planned_forward_programs(machine);
   for (Program& program : planned_backward_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_forward_sm90_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_backward_sm90_programs(machine)) programs.push_back(std::move(program));
   return programs;
 }
 

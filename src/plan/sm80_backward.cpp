@@ -239,6 +239,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
     case BackwardKernel::rows:
       own.head_width = own.value_width = constants.value_width;
       own.natural = constants.natural;
+      own.facts_apart = constants.facts_apart;
       own.copy_bytes = constants.copy_bytes == 16 ? 16 : 0;
       return own;
     case BackwardKernel::queries:
@@ -263,6 +264,7 @@ Program backward_program(BackwardKernel kernel, const BackwardConstants& constan
   config.number("kStages", constants.stages);
   config.flag("kVectorSums", constants.vector_sums);
   config.flag("kDeterministic", constants.deterministic);
+  config.flag("kFactsApart", constants.facts_apart);
   const KernelNames& names = kKernelNames[static_cast<std::size_t>(kernel)];
   return {names.source, names.function, config.text(), constants.element == Element::fp32};
 }

@@ -22,6 +22,7 @@ struct BackwardConstants {
   i32 copy_bytes = 0, resident_blocks = 0;
   bool vector_sums = false;    // four sums at once, from compute capability 9.0 on
   bool deterministic = false;  // thread blocks add to dQ in turn
+  bool facts_apart = false;    // of rows, as family sm90 reads them (fact_place)
   bool natural = false;        // scores are logits already when they are exponentiated
   bool softcap = false, alibi = false, bias = false, mask = false, dropout = false;
 
