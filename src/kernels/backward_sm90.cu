@@ -240,7 +240,7 @@ inline void keep_remainders(Remainders& rest, const Scores& p) {
 }
 
 // A weight to 2^-16 of itself. pair: it and its neighbour, rounded to nearest: up where the byte behind was 0x80 or more, which
-// the exclusive or above made less.
+// the exclusive or above made less. Of one weight in 2^17, a tie that went down, 2^-8 of it is lost.
 inline float weight_of(u32 pair, u32 rest, int i) {
   const u32 byte = static_cast<u32>(4 + i) * 0x11;
   return as_float(pick_bytes(pair, rest, (i % 2 == 0 ? 0x1000u : 0x3200u) + byte) - 0x8000u);
