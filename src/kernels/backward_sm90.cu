@@ -350,14 +350,16 @@ struct KeyComputer {
     if (facts.far) bring_near(s, place);
   }
 
-  // dS^T to shared memory, for dQ.
+  // dS^T to shared memory, for dQ. Along a row the swizzle is an exclusive or of address bits.
   void store_gradients(const Operands& a, i32 number) const {
     const int half = half_of(number), row = kPartRows * warpgroup + 16 * warp + lane % 16;
-    const u32 tile = shared.gradients(half);
+    const u32 tile = shared.gradients(half), first = kScoreTile.offset(row, lane / 16);
     wait_barrier(shared.gradients_empty(half), half_phase(number) ^ 1);
 #pragma unroll
-    for (int i = 0; i < kBlockQueries / 16; ++i)
-      store_matrices(tile + kScoreTile.offset(row, 2 * i + lane / 16), a[i][0], a[i][1], a[i][2], a[i][3]);
+    for (int i = 0; i < kBlockQueries / 16; ++i) {
+      const u32 chunk = kScoreTile.offset(0, i / 4 * 8), within = static_cast<u32>(i % 4 * 2 * kUnitBytes);
+      store_matrices(tile + chunk + (first ^ within), a[i][0], a[i][1], a[i][2], a[i][3]);
+    }
     fence_async_shared();
     __syncwarp();
     if (lane == 0) arrive(shared.gradients_full(half));
@@ -384,8 +386,6 @@ struct KeyComputer {
     pin(g);
     differentiate_step(d, g, p, rest, shared.facts(ring.stage) + kFactBytes / 2);
     store_gradients(d, number);
-    wait_products<0>();  // without it ptxas finds too few registers for both sums
-    pin(dv);
     begin_sums<kQueryTile>(dk, d, shared.queries(ring.stage));
     wait_products<0>();
   }
