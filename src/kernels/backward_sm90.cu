@@ -66,7 +66,7 @@ struct KeyComputer {
     clear_rows<kOutputTile>(shared.outputs(stage), begin, end);
     const i32 row = begin + static_cast<i32>(thread_index()) % kWarpgroup;
     if (row >= end) return;
-    const u32 at = shared.facts(stage) + static_cast<u32>(fact_place(row)) * sizeof(float);
+    const u32 at = shared.facts(stage) + static_cast<u32>(4 * fact_place(row));
     store_shared(at, as_bits(kInfinity<float>));
     store_shared(at + kFactBytes / 2, 0);
   }
