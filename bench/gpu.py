@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""gpu.py --library libnarrows.so [--output ROWS]: forward and backward on a GPU beside PyTorch's, in one process, a row a line.
+"""gpu.py --library libnarrows.so [--output ROWS]: calls on a GPU beside PyTorch's, in one process, a row a line.
 
 Everyone who computes a row is timed in turn, five times (backward three), in alternating order. Cold (ms): 40 ms idle, 2 ms of
-warming up, 6 ms timed; the median. Hot (hot_ms): 0.1 s of the same, then 0.12 s timed. Rows have the format that `narrows bench --json`
+warming up, 6 ms timed; the median. Hot (hot_ms): 0.03 s of the same, then 0.05 s timed. Rows have the format that `narrows bench --json`
 prints, and besides: hot_ms, hot_peers; of_plain, the rate by that of the plain row; of short dense rows the relative Frobenius
 errors against fp64, error and peer_errors, backward errors and peer_errors of each gradient; error_ratio, the largest of ours by
-the better of FA2 and cuDNN. The exit code is 1 where a rate is impossible, where error_ratio is above 1.01, where results
+the better of FA2 and cuDNN. Decode rows are graphs, and have gbps (gpu_decode.py). The exit code is 1 where a rate is impossible, where error_ratio is above 1.01, where results
 disagree, or where we refuse a row; a slow row is no failure.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_backward
+import gpu_decode
 import gpu_forward
 from gpu_rows import OPERATIONS, all_rows, flops, is_plain, plain_of
 
@@ -176,23 +177,30 @@ def measured(gpu, row, known):
 
 
 def describe(result):
-    peers_text = " ".join(f"{name} {ms:.3f}" for name, ms in result["peers"].items())
+    rate = f"{result['gbps']:.0f} GB/s" if "gbps" in result else f"{result['tflops']:.0f} TFLOP/s (hot {result['hot_ms']:.3f})"
+    sizes = f"{result['b']}x{result['sk']}" if "gbps" in result else f"s{result['sq']}"
+    peers_text = " ".join(f"{name} {ms:.4g}" for name, ms in result["peers"].items())
     ratio = f" {result['ratio']:.3f}x {result['against']}" if result["against"] else ""
     plain = f" {result['of_plain']:.2f} of plain" if "of_plain" in result else ""
     error = f" error {result['error_ratio']:.4f}x" if "error_ratio" in result else ""
     return (
-        f"{result['op']} {result['dtype']} d{result['d']} s{result['sq']} {'causal' if result['causal'] else 'full':6} "
-        f"{result['case']:10} {result['ms']:.3f} ms {result['tflops']:.0f} TFLOP/s (hot {result['hot_ms']:.3f}) "
+        f"{result['op']} {result['dtype']} d{result['d']} {sizes} {'causal' if result['causal'] else 'full':6} "
+        f"{result['case']:10} {result['ms']:.4g} ms {rate} "
         f"{peers_text}{ratio}{plain}{error}"
     )
+
+
+def judged_by(op):
+    return ("cudnn", "fa2") if op == "decode" else ("fa2",)
 
 
 def summary(results, op):
     """A line on the plain rows of an operation, one on its deterministic rows, one on errors; of what there is."""
     own, lines = [each for each in results if each["op"] == op], []
+    judge = "the fastest peer" if op == "decode" else "fa2"
     for what, ratios in (
-        ("plain bf16 beside fa2", [r["ratio"] for r in own if r["against"] == "fa2" and r["dtype"] == "bf16" and is_plain(r)
-                                   and r["family"] == "sm80"]),
+        (f"plain bf16 beside {judge}", [r["ratio"] for r in own if r["against"] in judged_by(op) and r["dtype"] == "bf16" and is_plain(r)
+                                        and r["family"] == "sm80"]),
         ("plain bf16 of sm90 beside the better of cudnn and fa2", [r["ratio"] for r in own if r["family"] == "sm90"
                                    and r["ratio"] and r["dtype"] == "bf16" and is_plain(r)]),
         ("deterministic beside plain", [r["of_plain"] for r in own if r["case"] == "deterministic"]),
@@ -217,7 +225,7 @@ def measure_rows(gpu, rows, output):
     results, wrong_rows, known = [], 0, {}
     for row in rows:
         try:
-            result, wrong = measured(gpu, row, known)
+            result, wrong = (gpu_decode.measured if row["op"] == "decode" else measured)(gpu, row, known)
         except RuntimeError as error:
             wrong_rows += 1
             print(f"WRONG: {json.dumps(row)}: {error}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """The rows that bench/gpu.py measures, and what a row counts."""
 
 TOKENS, WIDTH = 16384, 2048  # of a plain row: batch * sequence, heads * head dim
-OPERATIONS = ("forward", "backward")
+OPERATIONS = ("forward", "backward", "decode")
 
 
 def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=None, hk=None, b=None, family="sm80"):
@@ -52,11 +52,34 @@ def hopper():
     yield row(case="varlen", causal=True, h=16, b=32, sq=16384, family="sm90")
 
 
+def decode_row(b, sk, case="", **changes):
+    return {**row("decode", b=b, sq=1, h=32, hk=8, case=case), "sk": sk, "causal": True, **changes}
+
+
+def decode_rows():
+    """One query row over caches; several rows, pages in no order, lengths by Zipf's law, bits that no batch changes, other head dims."""
+    for b, sk in ((1, 1024), (1, 4096), (1, 8192), (8, 2048), (4, 8192), (3, 16384), (9, 8192), (20, 4096), (1, 131072),
+                  (16, 8192), (64, 4096), (128, 8192)):  # fmt: skip
+        yield decode_row(b, sk)
+    for b, sk in ((1, 8192), (16, 8192), (64, 4096)):
+        for case in ("paged16", "invariant"):
+            yield decode_row(b, sk, case)
+    for b, sk in ((1, 8192), (16, 8192)):
+        yield decode_row(b, sk, "rows4", sq=4)
+    yield decode_row(32, 16384, "zipf")
+    for b in (16, 64):
+        yield decode_row(b, 8192, "d64", d=64, dv=64)
+    yield decode_row(8, 8192, "d256", d=256, dv=256)
+    for b in (16, 64):
+        yield decode_row(b, 8192, "mla", h=16, hk=1, d=576, dv=512)
+
+
 def all_rows():
-    for op in OPERATIONS:
+    for op in ("forward", "backward"):
         yield from grid(op)
         yield from special(op)
     yield from hopper()
+    yield from decode_rows()
 
 
 def is_plain(row):
@@ -66,6 +89,8 @@ def is_plain(row):
 def plain_of(special_row):
     """The plain row whose rate a special one is compared with: a deterministic one's of its own shape."""
     op, causal, family = special_row["op"], special_row["causal"], special_row["family"]
+    if op == "decode":
+        return decode_row(special_row["b"], special_row["sk"])
     if special_row["case"] == "deterministic":
         return row(op, d=special_row["d"], sq=special_row["sq"], causal=causal)
     return row(op, causal=causal, family=family)
@@ -73,6 +98,16 @@ def plain_of(special_row):
 
 def zipf_lengths(row):
     return [row["sq"] // place for place in range(1, row["b"] + 1)]
+
+
+def page_of(row):
+    """Slots of a page, or 0."""
+    return int(row["case"].removeprefix("paged")) if row["case"].startswith("paged") else 0
+
+
+def cache_lengths(row):
+    """Of a decode row's sequences."""
+    return [row["sk"] // place for place in range(1, row["b"] + 1)] if row["case"] == "zipf" else [row["sk"]] * row["b"]
 
 
 def window_of(row):

@@ -30,14 +30,15 @@ TILE = re.compile(r"(?<!\d)(\d{2,3})x(\d{2,3})(?!\d)")
 
 def three_kernel_l2(n, d, kernels):
     """Bytes of a head between L2 and the multiprocessors, from the tiles that the names of both matrix products state; None
-    where they do not. A tile reads its rows of one operand and its columns of the other; softmax reads S once. cuBLAS computes
-    the transposed product: a name's first number goes along the columns of the result."""
-    tiles = [TILE.search(kernel["name"]) for kernel in kernels]
-    if len(kernels) != 3 or not tiles[0] or not tiles[2]:
+    where they do not. A tile reads its rows of one operand and its columns of the other; softmax, which PyTorch may cut into
+    several launches, reads S once. cuBLAS computes the transposed product: a name's first number goes along the columns of
+    the result."""
+    first, last = (TILE.search(kernels[place]["name"]) for place in (0, -1))
+    if len(kernels) < 3 or not first or not last:
         return None
-    columns, rows = map(int, tiles[0].groups())
+    columns, rows = map(int, first.groups())
     scores = math.ceil(n / rows) * math.ceil(n / columns) * (rows + columns) * d + n * n
-    columns, rows = map(int, tiles[2].groups())
+    columns, rows = map(int, last.groups())
     outputs = math.ceil(n / rows) * math.ceil(d / columns) * (rows + min(columns, d)) * n + n * d
     return ITEM * (scores + 2 * n * n + outputs)
 

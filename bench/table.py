@@ -3,8 +3,8 @@
 with tests/gpu/record.json.
 
 Each part of a page between `<!-- bench KIND ... -->` and `<!-- /bench -->` is written anew. KIND is forward, backward, decode or
-cases, all of the CPU's, or gpu, gpu_cases, gpu_backward or gpu_backward_cases; `name=value,value` behind it leaves out other rows
-(`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). A page may have parts of both files; those of the other are left alone.
+cases, all of the CPU's, or gpu, gpu_cases, gpu_backward, gpu_backward_cases or gpu_decode; `name=value,value` behind it leaves
+out other rows (`<!-- bench forward dtype=fp32 d=64,128 threads=2 -->`). A page may have parts of both files; those of the other are left alone.
 A record without any row of a GPU's kind says so in its part. With `--check` nothing is written, and the exit code is 1 where a
 page would change.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 PART = re.compile(r"(<!-- bench (?P<kind>\w+)(?P<filters>[^>]*?) -->\n)(?P<old>.*?)(<!-- /bench -->)", re.DOTALL)
 RATE = {"forward": "tflops", "backward": "tflops", "decode": "gbps", "cases": "tflops"}
-GPU = ("gpu", "gpu_cases", "gpu_backward", "gpu_backward_cases")
+GPU = ("gpu", "gpu_cases", "gpu_backward", "gpu_backward_cases", "gpu_decode")
 KINDS = (*RATE, *GPU)
 NOT_MEASURED = "Not in the record as yet.\n"
 FIELDS = ("family", "dtype", "d", "sq", "sk", "causal", "case", "threads")
@@ -42,6 +42,8 @@ def text_of(value):
 
 def kind_of(row):
     if row["backend"] == "cuda":
+        if row["op"] == "decode":
+            return "gpu_decode"
         if "tflops" not in row:
             return ""
         return "gpu" + ("_backward" if row["op"] == "backward" else "") + ("" if row["case"] in ("", "gqa4") else "_cases")
@@ -98,6 +100,21 @@ def gpu_table(rows, kind, deterministic):
     return "\n".join(lines) + "\n"
 
 
+def gpu_decode_table(rows):
+    """Microseconds; the rate also by that of a kernel that only reads as many bytes."""
+    peers = sorted({peer for row in rows for peer in row["peers"]})
+    heads = ["b x sk", "sq", "d", "case", "us", "GB/s", "of reading", *(f"{peer} us" for peer in peers), "ratio", "of plain"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [f"{row['b']}x{row['sk']}", *(text_of(row[name]) or "-" for name in ("sq", "d", "case"))]
+        cells += [f"{row['ms'] * 1e3:.1f}", f"{row['gbps']:.0f}", f"{row['fraction']:.0%}"]
+        cells += [f"{row['peers'][peer] * 1e3:.1f}" if peer in row["peers"] else "-" for peer in peers]
+        cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x {row['against']}")
+        cells.append(ratio_text(row.get("of_plain")))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def table(rows, kind):
     peers = sorted({peer for row in rows for peer in row["peers"]})
     sizes = ["sk", "case"] if kind == "decode" else ["case", "sq", "causal"] if kind == "cases" else ["sq", "causal"]
@@ -129,6 +146,8 @@ def rewritten(page, rows):
             return match[0]  # of the other file
         found = list(chosen(rows, kind, match["filters"]))
         if found:
+            if kind == "gpu_decode":
+                return match[1] + gpu_decode_table(found) + match[5]
             written = gpu_table(found, kind, deterministic_rates(rows)) if kind in GPU else table(found, kind)
             return match[1] + written + match[5]
         if kind in GPU and all(kind_of(row) != kind for row in rows):

@@ -9,7 +9,10 @@ if(NOT NARROWS_SANITIZE)
     BYPRODUCTS "${narrows_gpu_hash}" COMMENT "Hashing the sources of the GPU tests" VERBATIM)
   add_executable(narrows_gpu_tests ${narrows_gpu_test_sources} "${narrows_gpu_hash}"
     "${PROJECT_SOURCE_DIR}/tests/support/cases.cpp" "${PROJECT_SOURCE_DIR}/tests/support/counting.cpp"
-    "${PROJECT_SOURCE_DIR}/tests/support/counting_backward.cpp")
+    "${PROJECT_SOURCE_DIR}/tests/support/counting_backward.cpp"
+    # Random cache calls choose among the CPU's instruction sets too.
+    "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_pairs_wide.cpp"
+    "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_registers_wide.cpp")
   add_dependencies(narrows_gpu_tests narrows_gpu_hash)
   narrows_test_program(narrows_gpu_tests)
   set_source_files_properties("${narrows_gpu_hash}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)

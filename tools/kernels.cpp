@@ -13,13 +13,14 @@ namespace narrows::cli {
 
 namespace {
 
-/// Without rules, of aligned rows of up to 256 columns: its constants say so. Of the backward kernels those of one dtype and width.
+/// Without rules, of aligned rows of up to 256 columns: its constants say so. Of the backward and the decode kernels those
+/// of one dtype and width.
 bool is_plain(const Program& program) {
   const std::string& config = program.config;
-  if (program.function.starts_with("backward"))
-    for (const std::string_view constant : {"kElement = Element::bf16;", "kHeadDim = 128;", "kDeterministic = false;"})
+  if (!program.function.starts_with("forward"))
+    for (const std::string_view constant : {"kElement = Element::bf16;", "kHeadDim = 128;"})
       if (config.find(constant) == std::string::npos) return false;
-  for (const std::string_view rule : {"kNatural", "kMask", "kDropout"})
+  for (const std::string_view rule : {"kNatural", "kMask", "kDropout", "kDeterministic"})
     if (config.find(text(rule, " = true;")) != std::string::npos) return false;
   return config.find("kCopyBytes = 16;") != std::string::npos && config.find("kHeadDim = 576;") == std::string::npos;
 }

@@ -312,9 +312,10 @@ NARROWS_API narrows_status narrows_prepare_backward(const narrows_inputs* in, co
 /* One row's attention over several sets of keys, from the (o, lse) that narrows_forward gave for each set: splits, shared
  * prefixes, ranks. parts: an array of `count` structs of one size. All parts have the shapes, dtypes and device of `out`,
  * whose lse is optional. A part that saw no key has lse = -inf and is left out, whatever its o; all empty gives (0, -inf).
- * sinks: (h), counted once here and by no part; NULL = none. */
+ * sinks: (h), counted once here and by no part; NULL = none. stream: a CUstream of a GPU's tensors, which is not waited for;
+ * NULL on the CPU. At most 32 parts on a GPU. */
 NARROWS_API narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const narrows_outputs* out,
-                                         const narrows_tensor* sinks);
+                                         const narrows_tensor* sinks, void* stream);
 
 /* Gradients of each part's o and lse, and of the sinks. dout, dlse (NULL = none): gradients of narrows_merge's results. */
 NARROWS_API narrows_status narrows_merge_backward(const narrows_outputs* parts, size_t count,

@@ -245,7 +245,9 @@ NARROWS_API void prepare_backward(const Inputs& in, const Options& options = {})
 /// One row's attention over several sets of keys, from the (o, lse) that forward gave for each set: splits, shared prefixes,
 /// ranks. All parts have the shapes, dtypes and device of `out`, whose lse is optional. A part that saw no key has
 /// lse = -inf and is left out, whatever its o; all empty gives (0, -inf). sinks: (h), counted once here and by no part.
-NARROWS_API void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks = {});
+/// stream: a GPU's, which is not waited for; there are at most 32 parts on a GPU.
+NARROWS_API void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks = {},
+                       void* stream = nullptr);
 
 /// Gradients of merge: of each part's o and lse, and of the sinks.
 struct MergeGradients {

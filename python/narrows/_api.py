@@ -174,10 +174,17 @@ def _forward(function: str, arrays: Any, return_lse: bool, o: Any, lse: Any, opt
     if wants_lse or lse is not None:
         finish_lse = _calls.result(operands, "lse", lse, lse_shape, lse_dtype, like, gpu)
     _calls.hand_over(call, operands)
+    if _may_need_scratch(options):
+        _calls.lend_workspace(call, gpu, options.get("workspace"), call.workspace_size)
     call.forward()
     if gpu:
         gpu.finish()
     return (finish_o(), finish_lse()) if wants_lse and finish_lse else finish_o()
+
+
+def _may_need_scratch(options: Any) -> bool:
+    """Of calls on a GPU those whose keys may be shared out; others save the question."""
+    return any(options.get(name) is not None for name in ("cache_seqlens", "block_table")) or bool(options.get("num_splits"))
 
 
 @_calls.with_signature("q k v")

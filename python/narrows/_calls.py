@@ -58,18 +58,25 @@ def assemble(
             raise ValueError(f"{operand.name}: shape {tuple(operand.shape)}: must have 4 axes, or 3 for varlen")
     call = _core.Call()
     call.stream = gpu.stream if gpu else _gpu.handle(stream)
-    operands += _options.apply(call, _one_length_each(operands[0].shape[:-3], options), gpu)
+    operands += _options.apply(call, _one_length_each(operands[0].shape[:-3], options, gpu), gpu)
     return call, operands, gpu
 
 
-def _one_length_each(leading: Tuple[int, ...], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`options` with a number as cache_seqlens turned into an array: as many for each sequence."""
+def _one_length_each(
+    leading: Tuple[int, ...], options: Mapping[str, Any], gpu: Optional[_gpu.Gpu]
+) -> Mapping[str, Any]:
+    """`options` with a number as cache_seqlens turned into an array where q is: as many for each sequence."""
     length, bounds = options.get("cache_seqlens"), options.get("cu_seqlens_q")
     if isinstance(length, (bool, np.bool_)) or not isinstance(length, (int, np.integer)):
         return options
     length = _options.integer("cache_seqlens", length, -(1 << 31), (1 << 31) - 1)
-    batch = int(np.prod(leading)) if bounds is None else max(_options.tensor("cu_seqlens_q", bounds).shape[0] - 1, 0)
-    return {**options, "cache_seqlens": np.full(batch, length, np.int32)}
+    batch = int(np.prod(leading)) if bounds is None else max(_options.tensor("cu_seqlens_q", bounds, gpu).shape[0] - 1, 0)
+    if gpu is None:
+        return {**options, "cache_seqlens": np.full(batch, length, np.int32)}
+    lengths = gpu.full((batch,), "int32", length)
+    if lengths is None:
+        raise TypeError(f"cache_seqlens: {length}: q's library makes no array of it; pass one of int32 on cuda:{gpu.index}")
+    return {**options, "cache_seqlens": lengths}
 
 
 def result(

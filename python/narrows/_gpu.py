@@ -10,7 +10,10 @@ from typing import Any, ContextManager, Iterable, Optional, Sequence
 from . import _core
 
 # torch's and CuPy's names.
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "uint8": "uint8"}
+DTYPES = {
+    **{"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"},
+    **{"int32": "int32", "int64": "int64", "uint8": "uint8", "boolean": "bool"},
+}
 _CUDA = 2  # of DLPack
 
 
@@ -111,19 +114,27 @@ class Gpu:
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """Memory of q's library on the call's stream, or None where that is not one that Narrows knows."""
+        return self._make("empty", shape, dtype)
+
+    def full(self, shape: Sequence[int], dtype: str, value: int) -> Any:
+        """As empty, each element `value`."""
+        return self._make("full", shape, dtype, value)
+
+    def _make(self, function: str, shape: Sequence[int], dtype: str, *value: int) -> Any:
         library = self._library
         if library is None:
             return None
+        make = getattr(library, function)
         own: ContextManager[Any] = contextlib.nullcontext()
         if _is_torch(library):
             if self._given:
                 own = library.cuda.stream(self._torch_stream(library))
             with own:
-                return library.empty(tuple(shape), dtype=getattr(library, _DTYPES[dtype]), device=f"cuda:{self.index}")
+                return make(tuple(shape), *value, dtype=getattr(library, DTYPES[dtype]), device=f"cuda:{self.index}")
         if self._given:
             own = library.cuda.ExternalStream(self.stream)
         with library.cuda.Device(self.index), own:
-            return library.empty(tuple(shape), dtype=_DTYPES[dtype])
+            return make(tuple(shape), *value, dtype=DTYPES[dtype])
 
     def finish(self) -> None:
         """Waits for the call where nothing else keeps its memory until then."""

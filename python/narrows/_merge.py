@@ -6,7 +6,13 @@ from . import _arrays, _calls, _core, _gpu, _options
 
 
 def merge(
-    parts: Sequence[Tuple[Any, Any]], sinks: Any = None, *, return_lse: bool = True, o: Any = None, lse: Any = None
+    parts: Sequence[Tuple[Any, Any]],
+    sinks: Any = None,
+    *,
+    return_lse: bool = True,
+    o: Any = None,
+    lse: Any = None,
+    stream: Any = None,
 ) -> Any:
     """One row's attention over several sets of keys, from the ``(o, lse)`` that attention gave for each set.
 
@@ -17,6 +23,7 @@ def merge(
         its o; a row that is empty in every part gives (0, -inf).
     sinks: (h,). Counted once, here: the parts must have been computed without.
     o, lse: arrays to write the results into, which are then returned.
+    stream: as attention's. On a GPU there are at most 32 parts.
 
     Raises ValueError, TypeError or NotImplementedError, before anything is written.
 
@@ -28,16 +35,19 @@ def merge(
     2.5
     """
     wants_lse = _calls.flag("return_lse", return_lse)
-    operands = _pairs(parts)
+    given = [array for part in parts for array in part] if _are_pairs(parts) else []
+    gpu = _gpu.of(stream, given[0], [*given[1:], o, lse, sinks]) if given else None
+    operands = _pairs(parts, gpu)
     first_o, first_lse = operands[0], operands[1]
     results: List[_core.Operand] = []
     o_dtype, lse_dtype = _arrays.result_dtypes(first_o)
-    gpu = _gpu.of(None, parts[0][0])
     finish_o = _calls.result(results, "o", o, first_o.shape, o_dtype, parts[0][0], gpu)
     finish_lse = _calls.result(results, "lse", lse, first_lse.shape, lse_dtype, parts[0][0], gpu)
-    sink = None if sinks is None else _options.tensor("sinks", sinks)
+    sink = None if sinks is None else _options.tensor("sinks", sinks, gpu)
     _fold([*operands, *results], first_o.shape[:-3])
-    _core.merge(operands, results, sink)
+    _core.merge(operands, results, sink, gpu.stream if gpu else _gpu.handle(stream))
+    if gpu:
+        gpu.finish()
     return (finish_o(), finish_lse()) if wants_lse else finish_o()
 
 
@@ -81,7 +91,11 @@ def merge_backward(
     return list(zip(arrays[::2], arrays[1::2])), finish_dsinks()
 
 
-def _pairs(parts: Sequence[Tuple[Any, Any]]) -> List[_core.Operand]:
+def _are_pairs(parts: Any) -> bool:
+    return isinstance(parts, (list, tuple)) and all(isinstance(part, (list, tuple)) and len(part) == 2 for part in parts)
+
+
+def _pairs(parts: Sequence[Tuple[Any, Any]], gpu: Optional[_gpu.Gpu] = None) -> List[_core.Operand]:
     """o and lse of each part, end to end."""
     if not isinstance(parts, (list, tuple)):
         raise TypeError(f"parts: {type(parts).__name__}: must be a list of pairs (o, lse)")
@@ -89,7 +103,8 @@ def _pairs(parts: Sequence[Tuple[Any, Any]]) -> List[_core.Operand]:
     for index, part in enumerate(parts):
         if not isinstance(part, (list, tuple)) or len(part) != 2:
             raise TypeError(f"parts[{index}]: {type(part).__name__}: must be a pair (o, lse)")
-        operands += [_arrays.operand(f"parts[{index}].{name}", array) for name, array in zip(("o", "lse"), part)]
+        named = zip(("o", "lse"), part)
+        operands += [_arrays.operand(f"parts[{index}].{name}", array, gpu=gpu) for name, array in named]
         for operand, least in zip(operands[-2:], (3, 2)):
             if len(operand.shape) < least:
                 raise ValueError(

@@ -13,11 +13,11 @@ Tensor tensor_or_none(const Operand* operand) { return operand ? operand->tensor
 
 }  // namespace
 
-void merge(const Parts& parts, const Parts& out, const Operand* sinks) {
+void merge(const Parts& parts, const Parts& out, const Operand* sinks, std::uintptr_t stream) {
   const std::vector<Outputs> pairs = outputs(parts);
   const Outputs results = outputs(out).at(0);
   const nb::gil_scoped_release release;
-  narrows::merge(pairs, results, tensor_or_none(sinks));
+  narrows::merge(pairs, results, tensor_or_none(sinks), reinterpret_cast<void*>(stream));
 }
 
 void merge_backward(const Parts& parts, const Operand& dout, const Operand* dlse, const Parts& gradients,

@@ -240,7 +240,7 @@ NB_MODULE(_core, module) {
   bind_call(module);
   bind_explanation(module);
   bind_info(module);
-  module.def("merge", &merge, nb::arg("parts"), nb::arg("out"), nb::arg("sinks").none());
+  module.def("merge", &merge, nb::arg("parts"), nb::arg("out"), nb::arg("sinks").none(), nb::arg("stream"));
   module.def("merge_backward", &merge_backward, nb::arg("parts"), nb::arg("dout"), nb::arg("dlse").none(),
              nb::arg("gradients"), nb::arg("sinks").none(), nb::arg("dsinks").none());
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("device") = nb::none());

@@ -7,6 +7,7 @@
 #include "cpu/forward.hpp"
 #include "cpu/machine.hpp"
 #include "cuda/backward.hpp"
+#include "cuda/decode.hpp"
 #include "cuda/forward.hpp"
 #include "cuda/machine.hpp"
 #include "cuda/run.hpp"
@@ -59,7 +60,11 @@ void forward(const Inputs& in, const Outputs& out, const Options& options) {
 void prepare(const Inputs& in, const Options& options) {
   const Call call = make_explained(in, options);
   const Plan plan = planned(call, options);
-  if (on_gpu(call)) cuda::prepare_forward(call.problem, plan);
+  if (!on_gpu(call)) return;
+  if (plan.decodes)
+    cuda::prepare_decode(call.problem, plan);
+  else
+    cuda::prepare_forward(call.problem, plan);
 }
 
 void prepare_backward(const Inputs& in, const Options& options) {

@@ -119,9 +119,9 @@ narrows_status narrows_backward(const narrows_backward_inputs* in, const narrows
 }
 
 narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const narrows_outputs* out,
-                             const narrows_tensor* sinks) {
+                             const narrows_tensor* sinks, void* stream) {
   return guard([&] {
-    narrows::merge(parts_from("parts", parts, count), outputs_from(out), optional_tensor_from("sinks", sinks));
+    narrows::merge(parts_from("parts", parts, count), outputs_from(out), optional_tensor_from("sinks", sinks), stream);
   });
 }
 

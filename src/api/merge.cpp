@@ -3,6 +3,7 @@
 #include "core/error.hpp"
 #include "core/merge_call.hpp"
 #include "cpu/machine.hpp"
+#include "cuda/merge.hpp"
 
 #include <narrows/narrows.hpp>
 
@@ -27,10 +28,11 @@ template <class Body> void translated(Body body) {
 
 }  // namespace
 
-void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks) {
+void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sinks, void* stream) {
   translated([&] {
     const MergeCall call = make_merge(parts, out, sinks);
-    require_cpu(call);
+    if (call.device.kind == DeviceKind::cuda) return cuda::run_merge(call, stream);
+    if (stream) refuse_value("stream", "given", "a call on the CPU has none", "null");
     cpu::run_merge(call, cpu::machine().threads);
   });
 }

@@ -67,8 +67,7 @@ void check_new_keys(Call& call, const Options& options, bool needs_data) {
   if (varlen)
     call.buffers.cu_seqlens_k_new =
         check_bounds("cu_seqlens_k_new", options.cu_seqlens_k_new, problem.device, problem.batch, rows).values;
-  else
-    problem.new_rows = rows;
+  problem.new_rows = rows;
   call.buffers.k_new = view_of(k, varlen ? kVarlen : kDense);
   call.buffers.v_new = view_of(v, varlen ? kVarlen : kDense);
   problem.appends = true;
@@ -122,6 +121,7 @@ void check_rotary(Call& call, const Options& options, bool needs_data) {
   if (options.rotary_base.given())
     call.buffers.rotary_base = check_indices("rotary_base", options.rotary_base, device, problem.batch, "(b)");
   problem.rotary_pairs = pairs;
+  problem.rotary_rows = cosine.shape[0];
   problem.rotary_interleaved = options.rotary_interleaved;
   call.buffers.rotary_cos = view_of(cosine, Axes{0, 1, -1, -1});
   call.buffers.rotary_sin = view_of(sine, Axes{0, 1, -1, -1});
@@ -159,6 +159,7 @@ void check_cache(Call& call, const Options& options, bool needs_data) {
   const i64 rows = paged ? options.block_table.shape[0] : problem.key_batches;
   const i64 slots = capacity(problem, options.block_table);
   problem.capacity = slots;
+  problem.cache_rows = rows;
   if (options.cache_batch_idx.given())
     buffers.cache_batch_idx =
         check_values("cache_batch_idx", options.cache_batch_idx, problem, rows - 1, "the cache's rows");

@@ -61,8 +61,10 @@ struct Problem {
   i64 max_queries = 0, max_keys = 0;  // of the longest sequence; with lengths_on_device at most
   i64 key_batches = 0;                // of k and v: batch rows of a dense k or a cache, pages of a pool
   i64 page_size = 0, capacity = 0;    // slots of a page, of a sequence's cache
-  i64 new_rows = 0;                   // of a dense k_new
+  i64 cache_rows = 0;                 // of a cache, or of block_table
+  i64 new_rows = 0;                   // of k_new: a sequence's, varlen the total
   i64 rotary_pairs = 0;               // 0 = no rotary
+  i64 rotary_rows = 0;                // positions in the tables
   bool rotary_interleaved = false;
   bool appends = false;  // k_new, v_new are given
   // A GPU's int32 tensors are given. The host reads none of them: a varlen sequence may have every row of its tensor, and the

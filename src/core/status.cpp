@@ -41,6 +41,39 @@ Words reach(const Problem& problem, std::string_view axis, const CallStatus& sta
           text("sequence ", status.sequence, " needs ", status.value), text("1 or ", status.value)};
 }
 
+/// Of a (b) tensor whose value must be in [0, most].
+Words value(std::string_view argument, const CallStatus& status, i64 most, std::string_view meaning) {
+  return bound(argument, status.sequence, status.value, text("must be in [0, ", most, "], ", meaning),
+               std::clamp<i64>(status.value, 0, std::max<i64>(most, 0)));
+}
+
+Words leftpad(const Problem& problem, const CallStatus& status) {
+  if (status.value < 0 || status.value > problem.capacity)
+    return value("leftpad", status, problem.capacity, "the cache's capacity");
+  return bound("leftpad", status.sequence, status.value,
+               text("must be <= cache_seqlens[", status.sequence, "] = ", status.limit), status.limit);
+}
+
+Words capacity(const Problem& problem, const CallStatus& status) {
+  return bound(
+      "cache_seqlens", status.sequence, status.value,
+      text(problem.capacity - status.limit, " new keys do not fit in the cache's capacity, ", problem.capacity),
+      std::max(status.limit, 0));
+}
+
+Words block_table(const CallStatus& status) {
+  return {text("block_table of sequence ", status.sequence), to_text(status.value),
+          text("must be in [0, ", status.limit, "]: a key that is seen or appended lies in this page"),
+          to_text(std::clamp(status.value, 0, std::max(status.limit, 0)))};
+}
+
+Words rotary_reach(const Problem& problem, const CallStatus& status) {
+  return {
+      "rotary_cos", text("shape ", Dims{status.limit, problem.rotary_pairs}),
+      text("sequence ", status.sequence, " rotates position ", status.value - 1, ": needs that many rows and one more"),
+      to_text(status.value)};
+}
+
 Words offset(const CallStatus& status) {
   const std::uint64_t least = std::uint64_t{static_cast<std::uint32_t>(status.value)} << 32;
   return {"offset", text(least, " or more"), "must be <= 4294967295", "4294967295"};
@@ -59,6 +92,16 @@ Words words(const Problem& problem, const CallStatus& status) {
     case StatusCode::score_rows: return reach(problem, "sq", status);
     case StatusCode::score_keys: return reach(problem, "sk", status);
     case StatusCode::offset: return offset(status);
+    case StatusCode::cu_seqlens_k_new_start: return start("cu_seqlens_k_new", status);
+    case StatusCode::cu_seqlens_k_new_order: return order("cu_seqlens_k_new", status);
+    case StatusCode::cu_seqlens_k_new_end: return end("cu_seqlens_k_new", status);
+    case StatusCode::cache_seqlens: return value("cache_seqlens", status, status.limit, "the cache's capacity");
+    case StatusCode::cache_batch_idx: return value("cache_batch_idx", status, status.limit, "the cache's rows");
+    case StatusCode::leftpad: return leftpad(problem, status);
+    case StatusCode::capacity: return capacity(problem, status);
+    case StatusCode::block_table: return block_table(status);
+    case StatusCode::rotary_base: return bound("rotary_base", status.sequence, status.value, "must be >= 0", 0);
+    case StatusCode::rotary_reach: return rotary_reach(problem, status);
     case StatusCode::kept: break;
   }
   throw Error(ErrorCode::internal, text("status: code ", status.code, ": no kernel writes it"));

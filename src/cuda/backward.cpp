@@ -63,7 +63,7 @@ i64 bytes_of(const Plan& plan, Sm80Region region) { return plan.workspace[static
 /// What kernels add to begins at 0. It lies behind the rows' facts, which the first kernel writes.
 void clear_sums(const Plan& plan, std::byte* scratch, Stream stream) {
   const i64 before = bytes_of(plan, Sm80Region::rows), bytes = plan.workspace_bytes() - before;
-  if (bytes) fill(scratch + before, 0, bytes, stream);
+  if (bytes) clear(scratch + before, bytes, stream);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ const char* find_functions(const Library& library, DriverFunctions& f) {
       lacks("cuTensorMapEncodeTiled", f.cuTensorMapEncodeTiled),
       lacks("cuMemAllocAsync", f.cuMemAllocAsync),
       lacks("cuMemFreeAsync", f.cuMemFreeAsync),
-      lacks("cuMemsetD8Async", f.cuMemsetD8Async),
+      lacks("cuMemsetD32Async", f.cuMemsetD32Async),
       lacks("cuMemcpyHtoDAsync_v2", f.cuMemcpyHtoDAsync),
       lacks("cuMemcpyDtoHAsync_v2", f.cuMemcpyDtoHAsync),
       lacks("cuStreamIsCapturing", f.cuStreamIsCapturing),
@@ -212,9 +212,9 @@ DeviceMemory::~DeviceMemory() {
   if (data_) driver().cuMemFreeAsync(address(data_), stream_);
 }
 
-void fill(void* to, unsigned char value, i64 bytes, Stream stream) {
-  check(driver().cuMemsetD8Async(address(to), value, static_cast<std::size_t>(bytes), stream), "filling ", bytes,
-        " bytes of device memory");
+void clear(void* words, i64 bytes, Stream stream) {
+  check(driver().cuMemsetD32Async(address(words), 0, static_cast<std::size_t>(bytes) / sizeof(u32), stream),
+        "clearing ", bytes, " bytes of device memory");
 }
 
 void copy_to_device(void* to, const void* from, i64 bytes, Stream stream) {

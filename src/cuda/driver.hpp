@@ -47,7 +47,7 @@ struct DriverFunctions {
                                    int swizzle, int promotion, int fill);
   Status (*cuMemAllocAsync)(DevicePointer*, std::size_t bytes, Stream);
   Status (*cuMemFreeAsync)(DevicePointer, Stream);
-  Status (*cuMemsetD8Async)(DevicePointer, unsigned char value, std::size_t bytes, Stream);
+  Status (*cuMemsetD32Async)(DevicePointer, unsigned value, std::size_t words, Stream);
   Status (*cuMemcpyHtoDAsync)(DevicePointer, const void* from, std::size_t bytes, Stream);
   Status (*cuMemcpyDtoHAsync)(void* to, DevicePointer, std::size_t bytes, Stream);
   Status (*cuStreamIsCapturing)(Stream, int* status);
@@ -119,7 +119,7 @@ class DeviceMemory {
 };
 
 // On the current device, in the order of the stream.
-void fill(void* to, unsigned char value, i64 bytes, Stream stream);
+void clear(void* words, i64 bytes, Stream stream);  // whole 32-bit words
 void copy_to_device(void* to, const void* from, i64 bytes, Stream stream);
 void copy_to_host(void* to, const void* from, i64 bytes, Stream stream);
 void synchronise(Stream stream);

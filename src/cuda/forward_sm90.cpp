@@ -59,7 +59,7 @@ void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& b
   const Scratch scratch(plan, buffers);
   if (const i64 bytes = plan.workspace_bytes()) {
     args.tiles_taken = reinterpret_cast<u32*>(scratch.data());
-    fill(scratch.data(), 0, bytes, stream);
+    clear(scratch.data(), bytes, stream);
   }
   constexpr int kBringWarps = 4;
   const Grid grid{static_cast<unsigned>(plan.thread_blocks), static_cast<unsigned>(32 * (plan.warps + kBringWarps)),

@@ -3,6 +3,8 @@
 #include "core/error.hpp"
 #include "plan/sm80.hpp"
 #include "plan/sm80_backward.hpp"
+#include "plan/sm80_decode.hpp"
+#include "plan/sm80_merge.hpp"
 #include "plan/sm90.hpp"
 #include "plan/sm90_backward.hpp"
 
@@ -53,6 +55,8 @@ std::vector<Program> planned_programs(std::string_view architecture) {
   for (Program& program : planned_backward_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_forward_sm90_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_backward_sm90_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_decode_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_merge_programs()) programs.push_back(std::move(program));
   return programs;
 }
 

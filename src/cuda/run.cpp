@@ -3,6 +3,7 @@
 #include "core/error.hpp"
 #include "core/status.hpp"
 #include "cuda/backward.hpp"
+#include "cuda/decode.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/forward.hpp"
 
@@ -22,9 +23,11 @@ void run(const Call& call, const Plan& plan, bool check) {
     own.emplace(static_cast<i64>(sizeof(CallStatus)), stream);
     buffers.status = static_cast<std::int32_t*>(own->data());
   }
-  if (buffers.status) fill(buffers.status, 0, sizeof(CallStatus), stream);
+  if (buffers.status) clear(buffers.status, sizeof(CallStatus), stream);
   if (call.problem.operation == Operation::backward)
     run_backward(call.problem, plan, buffers);
+  else if (plan.decodes)
+    run_decode(call.problem, plan, buffers);
   else
     run_forward(call.problem, plan, buffers);
   if (!check) return;

@@ -4,6 +4,7 @@
 // has its own 16 or 32 rows and skips tiles that none of these sees. Tile n + 1 is on its way while tile n is computed: two
 // stages, one barrier a tile. Shared memory: Q, then the stages, each K then V; at the end the output takes their place.
 #include "kernels/copy_tile.cuh"
+#include "kernels/score_rules.cuh"
 #include "kernels/softmax.cuh"
 
 namespace narrows {

@@ -6,6 +6,7 @@
 // Thread blocks stay on their multiprocessors and take tile after tile: the next one's Q and first K come while this one ends.
 #include "kernels/copy_tile.cuh"
 #include "kernels/pipeline_sm90.cuh"
+#include "kernels/score_rules.cuh"
 #include "kernels/softmax.cuh"
 
 namespace narrows {

@@ -231,8 +231,8 @@ inline void add_crossed(float (&o)[R][C][4], u32 a, int left_unit, u32 tile, con
 }
 
 // o += a b: R * 16 rows of tile `left` from `left_row` on, by all rows of tile `right`, C * 8 columns of it,
-// which are a warp's part. Elements of a row of `left` beyond the rows of `right` are not read. between(n) is called after the n-th of
-// right.rows / kDepth equal parts of the work.
+// which are a warp's part. Elements of a row of `left` beyond the rows of `right` are not read. between(n) is called after the
+// n-th of right.rows / kDepth equal parts of the work.
 template <SmemTile left, class Part, int R, int C, class Between>
 inline void add_rows(float (&o)[R][C][4], u32 a, int left_row, u32 tile, const Part& part, const Between& between) {
   constexpr SmemTile right = Part::tile;

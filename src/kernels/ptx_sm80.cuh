@@ -72,6 +72,23 @@ inline unsigned short load_shared16(u32 at) {
   return x;
 }
 
+// ---- global memory
+// 16 bytes that are read once, where `valid` is true. By a predicate and into registers that keep their values, since loads behind
+// a branch are copied out of other registers, which waits for them.
+inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
+  asm volatile(
+      "{\n .reg .pred valid;\n setp.ne.u32 valid, %5, 0;\n"
+      " @valid ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+      : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
+      : "l"(at), "r"(static_cast<u32>(valid)));
+}
+// The number before; after `most` comes 0. Releases what was written before and acquires what others released.
+inline u32 count_up(u32* at, u32 most) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(most) : "memory");
+  return before;
+}
+
 // ---- sums in global memory, by the memory itself
 inline void add_global(float* at, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(at), "f"(x) : "memory");
@@ -147,6 +164,17 @@ inline float quad_max(float x) {
 inline float quad_sum(float x) {
   x += lane_xor(x, 1);
   return x + lane_xor(x, 2);
+}
+// Of all lanes, the same in each.
+inline float warp_max(float x) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x = fmaxf(x, lane_xor(x, mask));
+  return x;
+}
+inline float warp_sum(float x) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x += lane_xor(x, mask);
+  return x;
 }
 inline u32 pack_bf16(float low, float high) {
   u32 pair;

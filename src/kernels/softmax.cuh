@@ -1,7 +1,9 @@
 // Online softmax of the rows of scores that a lane holds a quarter of. The numerics are score.h's; here they are laid out so
 // that the common case, fused units and rows that are near, costs no more than its exponentials.
+//
+// What includes this has a kernel's Scores, kRows of them in a lane, kKeyTiles and kHidden.
 #pragma once
-#include "kernels/score_rules.cuh"
+#include "kernels/elements.cuh"
 
 namespace narrows {
 

@@ -75,6 +75,9 @@ std::string Plan::gpu_text() const {
   const bool gathers = copy_bytes == 0 || (copy_bytes == 2 && stages);
   if (copy_bytes == 2 && !gathers) lines += "copied 16 bytes at a time and shifted\n";
   if (gathers) lines += "copied element by element\n";
+  if (split_keys) lines += narrows::text("keys of a split ", split_keys, "\n");
+  if (decodes) lines += narrows::text("keys shared out by the device among ", blocks, " thread blocks\n");
+  if (most_splits) lines += narrows::text("splits of a row's keys, at most ", most_splits, "\n");
   if (section > 1) lines += narrows::text("heads together ", section, "\n");
   return lines;
 }

@@ -1,6 +1,7 @@
 #include "plan/sm80.hpp"
 
 #include "plan/sm80_backward.hpp"
+#include "plan/sm80_decode.hpp"
 #include "plan/sm80_shared.hpp"
 #include "shared/tile_order.h"
 
@@ -94,10 +95,8 @@ std::optional<ForwardConstants> tiled(const ForwardConstants& rules, DType dtype
 }
 
 std::string refusal(const Problem& problem, const Machine& machine) {
-  if (std::string reason = device_refusal(problem, machine); !reason.empty()) return reason;
-  if (std::string reason = width_refusal(problem, kMostWidth); !reason.empty()) return reason;
-  if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
-  return "";
+  if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
+  return width_refusal(problem, kMostWidth);
 }
 
 std::string size_refusal(const Problem& problem, i64 blocks) {
@@ -147,6 +146,7 @@ Program forward_program(const ForwardConstants& constants) {
 
 std::variant<Plan, Refusal> consider_sm80(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.operation == Operation::backward) return consider_sm80_backward(problem, work, machine);
+  if (decodes(problem)) return consider_sm80_decode(problem, work, machine);
   if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
   const i32 head_width = width_of(problem.head_dim), value_width = width_of(problem.value_dim);
   std::optional<ForwardConstants> constants =

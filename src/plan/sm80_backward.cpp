@@ -99,7 +99,7 @@ int backward_copy_bytes(const Problem& problem) {
 }
 
 std::string backward_refusal(const Problem& problem, const Machine& machine) {
-  if (std::string reason = device_refusal(problem, machine); !reason.empty()) return reason;
+  if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
   if (std::string reason = width_refusal(problem, kMostBackwardWidth); !reason.empty()) return reason;
   if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
   return rows_refusal(problem);

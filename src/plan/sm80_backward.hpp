@@ -60,9 +60,9 @@ enum class Sm80Region : std::size_t { rows, far_rows, query_sums, slope_sums, si
 
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine);
 
-/// Of the kernel `keys`: in bf16 the plain program of every width; for two widths that with everything on, for four
-/// fp32's plain one; for one width each rule, order and gathered elements alone, and fp16. The other kernels of plain calls of 64 and 128 columns,
-/// and those of one call with everything on.
+/// Of the kernel `keys`: in bf16 the plain program of every width; for two widths that with everything on, for four fp32's plain
+/// one; for one width each rule, order and gathered elements alone, and fp16. The other kernels of plain calls of 64 and 128
+/// columns, and those of one call with everything on.
 std::vector<Program> planned_backward_programs(const Machine& machine);
 
 }  // namespace narrows

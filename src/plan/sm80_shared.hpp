@@ -69,11 +69,10 @@ inline std::string blocks_refusal(std::string_view rows, i64 blocks, i64 heads) 
   return text("takes up to ", kMostBlocks, " blocks of ", rows, ", not ", blocks, " of ", heads, " heads");
 }
 
-inline std::string device_refusal(const Problem& problem, const Machine& machine) {
+inline std::string device_refusal(const Machine& machine) {
   if (machine.compute_capability < 80)
     return text("needs compute capability 8.0, the device has ", machine.compute_capability / 10, ".",
                 machine.compute_capability % 10);
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
   return "";
 }
 

@@ -86,7 +86,7 @@ std::string refusal(const Problem& problem, const Machine& machine) {
     return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
                 machine.compute_capability % 10);
   if (problem.operation == Operation::backward) return "has no backward";
-  if (std::string reason = device_refusal(problem, machine); !reason.empty()) return reason;
+  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
   if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return text("takes bf16 and fp16, not ", problem.dtype);
   if (std::string reason = head_dim_refusal(problem); !reason.empty()) return reason;

@@ -24,7 +24,7 @@ std::string text_of(const Product& product, std::string_view element) {
   const i32 sums = product.columns / 2, operands = product.registers ? 4 : 1, b = sums + operands;
   std::string outputs;
   for (i32 i = 0; i < sums; ++i) outputs += text(i ? ", " : "", "\"+f\"(d[0][", i / 4, "][", i % 4, "])");
-  const std::string a = product.registers ? "{" + listed("%", sums, 4, "") + "}" : text("%", sums);
+  const std::string a = product.registers ? text("{", listed("%", sums, 4, ""), "}") : text("%", sums);
   const std::string_view majors = product.registers ? "" : product.a_down_columns ? "1, " : "0, ";
   return text(
       "inline void ", product.name, "(float (&d)[1][", product.columns / 8, "][4], ",

@@ -36,7 +36,7 @@ i64 keys_of_blocks(const Call& call, i64 query_block) {
 
 i64 l2_bytes(const Call& call, const Plan& plan) {
   const Problem& problem = call.problem;
-  if (problem.device.kind != DeviceKind::cuda || problem.operation != Operation::forward) return 0;
+  if (problem.device.kind != DeviceKind::cuda || problem.operation != Operation::forward || plan.decodes) return 0;
   const i64 columns = problem.head_dim + problem.value_dim;
   const i64 item = static_cast<i64>(item_size(problem.dtype));
   const i64 rows = problem.query_form == QueryForm::varlen ? problem.query_rows

@@ -18,6 +18,16 @@ enum class StatusCode : i32 {
   score_rows = 9,  // of bias or mask: fewer than the sequence has query rows
   score_keys = 10,
   offset = 11,  // of dropout
+  cu_seqlens_k_new_start = 12,
+  cu_seqlens_k_new_order = 13,
+  cu_seqlens_k_new_end = 14,
+  cache_seqlens = 15,
+  cache_batch_idx = 16,
+  leftpad = 17,
+  capacity = 18,     // slots that are filled, of which the new keys leave no more than the limit
+  block_table = 19,  // an entry of a page in which a key is seen
+  rotary_base = 20,
+  rotary_reach = 21,  // positions; the tables have no more than the limit
 };
 
 // The four numbers of `status`; the first kernel that finds a breach writes them.
@@ -51,6 +61,11 @@ constexpr Breach used_breach(StatusCode code, i32 used, i32 length) {
 // code: score_rows or score_keys; `reach` of them in bias and mask.
 constexpr Breach reach_breach(StatusCode code, i32 length, i32 reach) {
   return length > reach ? Breach{code, length, reach} : Breach{};
+}
+
+// A value of a (b) tensor that must be in [0, limit].
+constexpr Breach value_breach(StatusCode code, i32 value, i32 limit) {
+  return value < 0 || value > limit ? Breach{code, value, limit} : Breach{};
 }
 
 // A Philox counter holds 32 bits of it; the value is what does not fit.

@@ -223,19 +223,19 @@ static void fill_merge(merge_call* call) {
 static void test_merge(void) {
   merge_call call;
   fill_merge(&call);
-  EXPECT(narrows_merge(call.parts, 2, &call.out, NULL) == narrows_ok);
+  EXPECT(narrows_merge(call.parts, 2, &call.out, NULL, NULL) == narrows_ok);
   EXPECT_NEAR(call.merged, 3);
   EXPECT_NEAR(call.merged_lse, log(4));
-  EXPECT(narrows_merge(call.parts, 2, &call.out, &call.sinks) == narrows_ok); /* 3 + 1 + 4 */
+  EXPECT(narrows_merge(call.parts, 2, &call.out, &call.sinks, NULL) == narrows_ok); /* 3 + 1 + 4 */
   EXPECT_NEAR(call.merged, 1.5);
   EXPECT_NEAR(call.merged_lse, log(8));
   call.lse[0] = -INFINITY;
   call.o[0] = NAN;
   call.o[1] = 7;
-  EXPECT(narrows_merge(call.parts, 2, &call.out, NULL) == narrows_ok);
+  EXPECT(narrows_merge(call.parts, 2, &call.out, NULL, NULL) == narrows_ok);
   EXPECT_NEAR(call.merged, 7);
   EXPECT_NEAR(call.merged_lse, 0);
-  EXPECT(narrows_merge(NULL, 0, &call.out, NULL) == narrows_ok);
+  EXPECT(narrows_merge(NULL, 0, &call.out, NULL, NULL) == narrows_ok);
   EXPECT(call.merged == 0 && call.merged_lse == -INFINITY);
 }
 
@@ -268,25 +268,25 @@ static void test_merge_backward(void) {
 static void test_merge_refusals(void) {
   merge_call call;
   fill_merge(&call);
-  EXPECT_REFUSED(narrows_merge(NULL, 2, &call.out, NULL), narrows_invalid_value,
+  EXPECT_REFUSED(narrows_merge(NULL, 2, &call.out, NULL, NULL), narrows_invalid_value,
                  "parts: NULL: this argument is required");
-  EXPECT_REFUSED(narrows_merge(call.parts, 2, NULL, NULL), narrows_invalid_value,
+  EXPECT_REFUSED(narrows_merge(call.parts, 2, NULL, NULL, NULL), narrows_invalid_value,
                  "out: NULL: this argument is required");
   call.parts[1].struct_size = 240;
-  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, NULL), narrows_invalid_value,
+  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, NULL, NULL), narrows_invalid_value,
                  "parts[1].struct_size: 240: must be that of parts[0]; nearest legal: 232");
   fill_merge(&call);
   call.parts[0].struct_size = 0;
   EXPECT_REFUSED(
-      narrows_merge(call.parts, 2, &call.out, NULL), narrows_invalid_value,
+      narrows_merge(call.parts, 2, &call.out, NULL, NULL), narrows_invalid_value,
       "parts[0].struct_size: 0: must be the sizeof of the struct in the caller's header; nearest legal: 232");
   fill_merge(&call);
   call.parts[1].o.rank = 6;
-  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, NULL), narrows_invalid_value,
+  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, NULL, NULL), narrows_invalid_value,
                  "parts[1].o.rank: 6: must be in [0, 5]; nearest legal: 5");
   fill_merge(&call);
   call.sinks.dtype = 0;
-  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, &call.sinks), narrows_invalid_type,
+  EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, &call.sinks, NULL), narrows_invalid_type,
                  "sinks.dtype: 0: must be a narrows_dtype, narrows_fp16 (1) to narrows_boolean (8)");
   EXPECT(isnan(call.merged) && isnan(call.merged_lse));
   EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, NULL, NULL), narrows_invalid_value,
@@ -313,7 +313,7 @@ static void test_merge_of_newer_parts(void) {
     parts[part].known = call.parts[part];
     parts[part].known.struct_size = sizeof parts[part];
   }
-  EXPECT(narrows_merge(&parts[0].known, 2, &call.out, NULL) == narrows_ok);
+  EXPECT(narrows_merge(&parts[0].known, 2, &call.out, NULL, NULL) == narrows_ok);
   EXPECT_NEAR(call.merged, 3);
 }
 

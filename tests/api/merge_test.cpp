@@ -246,5 +246,29 @@ TEST(Merge, refusals_name_argument_value_rule_and_nearest) {
   EXPECT_EQ(refusal([&] { merge_backward(parts, o, {}, {{}, one}); }), "dsinks: given: needs sinks");
 }
 
+TEST(Merge, refusals_of_devices_and_streams) {
+  const Array o(DType::fp32, {1, 3, 2, 4}), lse(DType::fp32, {1, 2, 3});
+  const auto on_gpu = [](Tensor tensor, DType dtype) {
+    tensor.device = {DeviceKind::cuda, 0};
+    tensor.dtype = dtype;
+    return tensor;
+  };
+  const Outputs host{o, lse}, gpu{on_gpu(o, DType::fp32), on_gpu(lse, DType::fp32)},
+      wide{on_gpu(o, DType::fp64), on_gpu(lse, DType::fp64)};
+  int stream = 0;
+  EXPECT_EQ(refusal([&] {
+              merge({&host, 1}, host, {}, &stream);
+            }),
+            "stream: given: a call on the CPU has none; nearest legal: null");
+  EXPECT_EQ(refusal([&] { merge({&host, 1}, gpu); }), "parts[0].o: cpu: must be on cuda:0 with the others");
+  EXPECT_EQ(refusal([&] { merge({&wide, 1}, wide); }), "o: fp64: fp64 is for the CPU; nearest legal: fp32");
+  EXPECT_EQ(refusal([&] { merge(std::vector<Outputs>(33, gpu), gpu); }),
+            "parts: 33 parts: must be at most 32 on a GPU; nearest legal: 32");
+  EXPECT_EQ(refusal([&] {
+              merge_backward({&gpu, 1}, gpu.o, {}, {});
+            }),
+            "no family merges this: cpu: the tensors are on cuda:0");
+}
+
 }  // namespace
 }  // namespace narrows::test

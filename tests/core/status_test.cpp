@@ -100,7 +100,37 @@ TEST(Status, what_keeps_the_rules_has_no_breach) {
 }
 
 TEST(Status, codes_that_no_kernel_writes) {
-  for (const i32 code : {0, 12, -1, 1 << 30}) EXPECT_THROW(status_text({}, {code, 0, 0, 0}), Error) << code;
+  for (const i32 code : {0, 22, -1, 1 << 30}) EXPECT_THROW(status_text({}, {code, 0, 0, 0}), Error) << code;
+}
+
+TEST(Status, caches_read_as_the_hosts) {
+  Problem problem;
+  problem.capacity = 320;
+  problem.rotary_pairs = 8;
+  const auto said = [&](const Breach& breach) { return status_text(problem, found(breach, 1)); };
+  EXPECT_THAT(said({StatusCode::cu_seqlens_k_new_order, 3, 5}),
+              StartsWith("cu_seqlens_k_new[2]: 3: must be >= the bound before it, 5; nearest legal: 5 ("));
+  EXPECT_THAT(said(value_breach(StatusCode::cache_seqlens, 321, 320)),
+              StartsWith("cache_seqlens[1]: 321: must be in [0, 320], the cache's capacity; nearest legal: 320 ("));
+  EXPECT_THAT(said(value_breach(StatusCode::cache_batch_idx, -2, 4)),
+              StartsWith("cache_batch_idx[1]: -2: must be in [0, 4], the cache's rows; nearest legal: 0 ("));
+  EXPECT_THAT(said(value_breach(StatusCode::leftpad, 50, 40)),
+              StartsWith("leftpad[1]: 50: must be <= cache_seqlens[1] = 40; nearest legal: 40 ("));
+  EXPECT_THAT(said(value_breach(StatusCode::leftpad, -1, 40)),
+              StartsWith("leftpad[1]: -1: must be in [0, 320], the cache's capacity; nearest legal: 0 ("));
+  EXPECT_THAT(
+      said({StatusCode::capacity, 319, 318}),
+      StartsWith("cache_seqlens[1]: 319: 2 new keys do not fit in the cache's capacity, 320; nearest legal: 318 "));
+  EXPECT_THAT(
+      said(value_breach(StatusCode::block_table, 60, 59)),
+      StartsWith("block_table of sequence 1: 60: must be in [0, 59]: a key that is seen or appended lies in this "
+                 "page; nearest legal: 59 ("));
+  EXPECT_THAT(said({StatusCode::rotary_base, -4, 0}),
+              StartsWith("rotary_base[1]: -4: must be >= 0; nearest legal: 0 ("));
+  EXPECT_THAT(
+      said({StatusCode::rotary_reach, 41, 40}),
+      StartsWith("rotary_cos: shape (40, 8): sequence 1 rotates position 40: needs that many rows and one more; "
+                 "nearest legal: 41 ("));
 }
 
 }  // namespace

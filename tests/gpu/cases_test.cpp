@@ -3,8 +3,8 @@
 #include "cpu/reference.hpp"
 #include "tests/gpu/device_call.hpp"
 #include "tests/gpu/family_cases.hpp"
+#include "tests/gpu/turned_first.hpp"
 #include "tests/support/case_probe.hpp"
-#include "tests/support/check.hpp"
 
 namespace narrows::test {
 namespace {
@@ -27,7 +27,7 @@ TEST_P(GpuCases, forward_meets_the_criterion) {
   DeviceCall gpu(in, row_.call.out(), row_.call.options);
   gpu.run();
   gpu.download();
-  EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
+  EXPECT_TRUE(turned_agrees(in, row_.call.out(), row_.call.options));
   EXPECT_TRUE(row_.call.o.gaps_intact());
   EXPECT_TRUE(row_.call.lse.gaps_intact());
   EXPECT_TRUE(gpu.surroundings_intact());
@@ -42,7 +42,7 @@ TEST_P(GpuUnalignedCases, meet_the_criterion) {
   DeviceCall gpu(in, row_.call.out(), row_.call.options, Placement::flush);
   gpu.run();
   gpu.download();
-  EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
+  EXPECT_TRUE(turned_agrees(in, row_.call.out(), row_.call.options));
   EXPECT_TRUE(row_.call.o.gaps_intact());
   EXPECT_TRUE(gpu.surroundings_intact());
 }

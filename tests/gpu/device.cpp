@@ -44,6 +44,7 @@ struct TestFunctions {
   Status (*cuMemcpyHtoD)(DevicePointer, const void*, std::size_t);
   Status (*cuMemcpyDtoH)(void*, DevicePointer, std::size_t);
   Status (*cuMemsetD8)(DevicePointer, unsigned char, std::size_t);
+  Status (*cuMemsetD8Async)(DevicePointer, unsigned char, std::size_t, Stream);
   Status (*cuStreamCreate)(Stream*, unsigned flags);
   Status (*cuStreamDestroy)(Stream);
   Status (*cuStreamBeginCapture)(Stream, int mode);
@@ -78,6 +79,7 @@ TestFunctions find_test_functions() {
   find("cuMemcpyHtoD_v2", f.cuMemcpyHtoD);
   find("cuMemcpyDtoH_v2", f.cuMemcpyDtoH);
   find("cuMemsetD8_v2", f.cuMemsetD8);
+  find("cuMemsetD8Async", f.cuMemsetD8Async);
   find("cuStreamCreate", f.cuStreamCreate);
   find("cuStreamDestroy_v2", f.cuStreamDestroy);
   find("cuStreamBeginCapture_v2", f.cuStreamBeginCapture);
@@ -179,7 +181,9 @@ DeviceBlock::~DeviceBlock() {
 }
 
 void DeviceBlock::fill(unsigned char value, void* stream) {
-  if (bytes_) cuda::fill(data_, value, bytes_, static_cast<Stream>(stream));
+  if (!bytes_) return;
+  check(functions().cuMemsetD8Async(address(data_), value, size(bytes_), static_cast<Stream>(stream)),
+        "filling memory");
 }
 
 void DeviceBlock::upload(const void* from, std::int64_t bytes, std::int64_t offset) {

@@ -26,10 +26,17 @@ std::array<std::int64_t, 2> extent(const Tensor& tensor) {
   return places;
 }
 
-constexpr std::array kOptionTensors{&Options::alibi_slopes, &Options::bias,      &Options::sinks,
-                                    &Options::shift,        &Options::mask,      &Options::cu_seqlens_q,
-                                    &Options::cu_seqlens_k, &Options::seqused_q, &Options::seqused_k,
-                                    &Options::key_begin,    &Options::key_end};
+constexpr std::array kOptionTensors{&Options::alibi_slopes, &Options::bias,
+                                    &Options::sinks,        &Options::shift,
+                                    &Options::mask,         &Options::cu_seqlens_q,
+                                    &Options::cu_seqlens_k, &Options::seqused_q,
+                                    &Options::seqused_k,    &Options::key_begin,
+                                    &Options::key_end,      &Options::cache_seqlens,
+                                    &Options::block_table,  &Options::cache_batch_idx,
+                                    &Options::leftpad,      &Options::k_new,
+                                    &Options::v_new,        &Options::cu_seqlens_k_new,
+                                    &Options::rotary_cos,   &Options::rotary_sin,
+                                    &Options::rotary_base};
 
 }  // namespace
 
@@ -71,6 +78,8 @@ Tensor DeviceTensors::input(const Tensor& host) {
   return host.given() ? inputs_.emplace_back(host, placement_).tensor() : Tensor{};
 }
 
+Tensor DeviceTensors::changed(const Tensor& host) { return changed_.emplace_back(host, placement_).tensor(); }
+
 Tensor DeviceTensors::result(const Tensor& host) {
   return host.given() ? results_.emplace_back(host, placement_).tensor() : Tensor{};
 }
@@ -88,10 +97,12 @@ void DeviceTensors::poison(std::int64_t workspace_bytes) {
 
 DeviceCall::DeviceCall(const Inputs& host_in, const Outputs& host_out, const Options& host_options, Placement placement)
     : DeviceTensors(host_options, placement),
-      in{input(host_in.q), input(host_in.k), input(host_in.v)},
+      in{input(host_in.q), cache(host_in.k), cache(host_in.v)},
       out{result(host_out.o), result(host_out.lse)} {
   wait_for_device();  // the call's stream may not wait for what was copied
 }
+
+Tensor DeviceCall::cache(const Tensor& host) { return options.k_new.given() ? changed(host) : input(host); }
 
 void DeviceCall::run() {
   poison(workspace_size(in, options));
@@ -116,6 +127,7 @@ void DeviceBackward::run() {
 void DeviceTensors::download() {
   cuda::synchronise(static_cast<cuda::Stream>(options.stream));
   for (const Mirror& result : results_) result.download();
+  for (const Mirror& cache : changed_) cache.download();
 }
 
 CallStatus DeviceTensors::status() const {
@@ -127,6 +139,8 @@ CallStatus DeviceTensors::status() const {
 testing::AssertionResult DeviceTensors::surroundings_intact() const {
   for (std::size_t x = 0; x < inputs_.size(); ++x)
     if (!inputs_[x].untouched()) return testing::AssertionFailure() << "input " << x << " was written to";
+  for (std::size_t x = 0; x < changed_.size(); ++x)
+    if (!changed_[x].margins_intact()) return testing::AssertionFailure() << "memory beside cache " << x << " was";
   for (std::size_t x = 0; x < results_.size(); ++x)
     if (!results_[x].margins_intact()) return testing::AssertionFailure() << "memory beside result " << x << " was";
   if (!status_.margins_intact()) return testing::AssertionFailure() << "memory beside status was written to";
@@ -136,8 +150,9 @@ testing::AssertionResult DeviceTensors::surroundings_intact() const {
 }
 
 void DeviceTensors::upload(const Tensor& device) {
-  for (Mirror& input : inputs_)
-    if (input.tensor().data == device.data) input.upload();
+  for (std::deque<Mirror>* mirrors : {&inputs_, &changed_})
+    for (Mirror& mirror : *mirrors)
+      if (mirror.tensor().data == device.data) mirror.upload();
   wait_for_device();
 }
 

@@ -40,7 +40,7 @@ class DeviceTensors {
 
   Options options;  // the host's, its tensors on the device; status is set
 
-  /// Waits for the call's stream and brings the results to the host's tensors.
+  /// Waits for the call's stream and brings the results, and a cache that was appended to, to the host's tensors.
   void download();
   CallStatus status() const;
   /// Inputs are as they were, and so is what lies beside every tensor.
@@ -53,12 +53,14 @@ class DeviceTensors {
   ~DeviceTensors() = default;
   Tensor input(const Tensor& host);
   Tensor result(const Tensor& host);
+  /// What a call reads and writes.
+  Tensor changed(const Tensor& host);
   /// Results and status become NaN and 0xFF on the call's stream, and a workspace of so many bytes 0xFF.
   void poison(std::int64_t workspace_bytes);
 
  private:
   Placement placement_;
-  std::deque<Mirror> inputs_, results_;
+  std::deque<Mirror> inputs_, results_, changed_;
   std::optional<DeviceBlock> workspace_;
   DeviceBlock status_;
 };
@@ -70,8 +72,12 @@ class DeviceCall : public DeviceTensors {
   Inputs in;
   Outputs out;
 
-  /// narrows::forward on options.stream, everything that it writes poisoned first on the same stream.
+  /// narrows::forward on options.stream, everything that it writes poisoned first on the same stream, but not a cache.
   void run();
+
+ private:
+  /// k or v, which a call that appends writes to.
+  Tensor cache(const Tensor& host);
 };
 
 class DeviceBackward : public DeviceTensors {

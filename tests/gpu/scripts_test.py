@@ -231,20 +231,20 @@ class Run(unittest.TestCase):
             rows = {row["case"]: row["ms"] for row in suite.host_rows()}
         self.assertEqual(rows, {"first_call": 4.0, "host_call": 0.0035})
 
-    def test_rows_of_both_operations_are_kept(self):
+    def test_rows_of_all_operations_are_kept(self):
         (self.folder / "libnarrows.so").write_text("")
         suite = gpu_run.Suite(unittest.mock.Mock(binaries=self.folder, cache=None), ROOT)
 
         def call(command, _):
             op = command[command.index("--op") + 1]
             Path(command[-1]).write_text(json.dumps({"op": op}) + "\n", encoding="utf-8")
-            return (0 if op == "forward" else 1), ""
+            return (1 if op == "backward" else 0), ""
 
         with contextlib.redirect_stderr(io.StringIO()):
             with unittest.mock.patch.multiple(suite, call=call, host_rows=lambda: [{"op": "host"}]):
                 suite.bench_stage()
-        self.assertEqual([row["op"] for row in suite.bench], ["forward", "backward", "host"])
-        self.assertEqual([(suite.results.suites[f"bench.{op}/any"]["failed"]) for op in ("forward", "backward")], [0, 1])
+        self.assertEqual([row["op"] for row in suite.bench], ["forward", "backward", "decode", "host"])
+        self.assertEqual([(suite.results.suites[f"bench.{op}/any"]["failed"]) for op in ("forward", "backward", "decode")], [0, 1, 0])
         self.assertEqual(suite.results.failures, ["bench.backward: exit code 1"])
         self.assertEqual({gpu_run.stage_of(name) for name in suite.results.suites}, {"bench"})
 

@@ -101,7 +101,7 @@ struct StepOfTest {
     if (args.key_end.data && block.first + key >= ends[static_cast<std::size_t>(row(query))]) return false;
     return visible(args.visibility, row(query) + block.shift, block.first + key, keys);
   }
-  /// TensorRows that see no key of the block, and keys that do not exist, hold NaN.
+  /// Rows that see no key of the block, and keys that do not exist, hold NaN.
   void poison() {
     for (i32 i = 0; i < kRowsOfTest; ++i) {
       if (block.seeing.begin <= i && i < block.seeing.end) continue;

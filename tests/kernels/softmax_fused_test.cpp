@@ -17,6 +17,7 @@ namespace narrows {
                                 kDropout = false;
 }  // namespace narrows
 
+#include "kernels/score_rules.cuh"
 #include "kernels/softmax.cuh"
 
 namespace narrows {

@@ -20,18 +20,7 @@ std::string refusal(const GpuSizes& sizes, const Options& options = {}) {
 
 TEST(Sm80Plan, refuses_by_name_what_it_does_not_compute) {
   EXPECT_EQ(refusal(GpuSizes{.d = 576, .dv = 512}), "");
-  EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 3}), "does not split keys, num_splits=3");
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 1}), "");
-
-  const Inputs cached{on_gpu(DType::bf16, {2, 1, 4, 64}), on_gpu(DType::bf16, {3, 16, 2, 64}),
-                      on_gpu(DType::bf16, {3, 16, 2, 64})};
-  Options options;
-  options.cache_seqlens = on_gpu(DType::int32, {2});
-  options.cache_batch_idx = on_gpu(DType::int32, {2});
-  EXPECT_EQ(refusal(make_explained(cached, options)), "does not read KV caches");
-  options.cache_batch_idx = {};
-  options.block_table = on_gpu(DType::int32, {2, 3});
-  EXPECT_EQ(refusal(make_explained(cached, options)), "does not read KV caches");
 }
 
 TEST(Sm80Plan, thread_blocks_share_the_columns_of_wide_values) {

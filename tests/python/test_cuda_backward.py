@@ -332,7 +332,6 @@ def test_scratch_is_torchs_or_the_callers_and_nothing_grows():
     dout, o, lse, _ = results_of(q, k, v)
     want = narrows.attention_backward(dout, q, k, v, o, lse, deterministic=True)
     size = narrows.backward_workspace_size(q, k, v, deterministic=True)
-    gc.collect()  # earlier tests may have left tensors in cycles
     before, counts = torch.cuda.memory_allocated(), [sys.getrefcount(x) for x in (dout, q, k, v, o, lse)]
     torch.cuda.reset_peak_memory_stats()
     narrows.attention_backward(dout, q, k, v, o, lse, deterministic=True)
@@ -340,7 +339,7 @@ def test_scratch_is_torchs_or_the_callers_and_nothing_grows():
     assert torch.cuda.max_memory_allocated() - before >= size + gradients
     for _ in range(100):
         narrows.attention_backward(dout, q, k, v, o, lse, deterministic=True)
-    assert torch.cuda.memory_allocated() <= before  # torch may give back more: what other streams had recorded
+    assert torch.cuda.memory_allocated() <= before  # it ended 32 KB lower on an H200; from what is not known
     assert [sys.getrefcount(x) for x in (dout, q, k, v, o, lse)] == counts
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=q.device)
     got = narrows.attention_backward(dout, q, k, v, o, lse, workspace=workspace, deterministic=True)

@@ -14,8 +14,13 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kHeaders{"params.h",       "mask.h",      "score.h",         "merge.h",  "philox.h",
-                              "forward_args.h", "call_args.h", "backward_args.h", "status.h", "tile_order.h"};
+constexpr std::array kHeaders{"params.h",      "mask.h",
+                              "score.h",       "merge.h",
+                              "philox.h",      "forward_args.h",
+                              "call_args.h",   "backward_args.h",
+                              "status.h",      "tile_order.h",
+                              "decode_args.h", "decode_line.h",
+                              "merge_args.h",  "forward_sm90_args.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -142,6 +147,8 @@ class Nvrtc {
 
 constexpr const char* kProbe = R"(
 #include "shared/backward_args.h"
+#include "shared/decode_args.h"
+#include "shared/decode_line.h"
 #include "shared/forward_args.h"
 #include "shared/merge.h"
 #include "shared/status.h"
@@ -198,6 +205,14 @@ extern "C" __global__ void probe_merge(Units<float> units, const float* lse, i64
   for (i64 part = 0; part < parts; ++part) sum += contribution(part_weight<Math>(merge, lse[part]), o[part]);
   const RunningSum<float> left{reference_of<Math>(units, o[0]), o[1]}, right{reference_of<Math>(units, o[2]), o[3]};
   out[threadIdx.x] = sum + joined<Math>(units, left, right).row.sum;
+}
+
+extern "C" __global__ void probe_line(LineTotals totals, i32 blocks, i32 asked, i32 fixed_split, i32* out) {
+  const Cutting cutting = cutting_of(totals, blocks, asked, fixed_split);
+  const Cut cut = cut_of(cutting, totals.longest);
+  const Deal deal = deal_of(units_of(totals, cutting), blocks);
+  const PartSlots slots = cutting.even ? stretch_slots(deal, deal.start(blocks / 2), cut.pieces) : unit_slots(blocks, cut.pieces);
+  out[threadIdx.x] = slots.slot(static_cast<i32>(threadIdx.x)) + slots.count;
 }
 
 extern "C" __global__ void probe_dropout(DropoutRule rule, u32* out) {

@@ -347,16 +347,15 @@ std::vector<std::string> case_families(std::size_t index, DeviceKind device, Ope
   const auto& [json, dtype, judged] = entries().at(index);
   const bool backward = operation == Operation::backward;
   if (backward && json.contains("cache_seqlens")) return {};  // forward only
+  const char* const key = backward && json.contains("backward_families") ? "backward_families" : "families";
   std::vector<std::string> named;
-  for (const std::string family :
-       json.at(backward && json.contains("backward_families") ? "backward_families" : "families"))
+  for (const std::string family : json.at(key))
     if (concerns(family, dtype, device, backward)) named.push_back(family);
   return named;
 }
 
 std::string case_label(std::size_t index) {
-  const auto& [json, dtype, judged] = entries().at(index);
-  return json.at("id").get<std::string>() + " " + std::string(name(dtype));
+  return entries().at(index).json.at("id").get<std::string>() + " " + std::string(name(entries().at(index).dtype));
 }
 
 Case make_case(std::size_t index) {
@@ -382,8 +381,7 @@ Case make_case(std::size_t index) {
 Inputs inputs(const Case& row) {
   Inputs in = row.call.in();
   if (row.layout == "expanded") {  // all keys and values equal the first of each head
-    in.k.strides[1] = 0;
-    in.v.strides[1] = 0;
+    in.k.strides[1] = in.v.strides[1] = 0;
   } else if (row.layout == "reversed") {
     for (Tensor* tensor : {&in.q, &in.k, &in.v}) {
       auto* last = static_cast<std::byte*>(tensor->data);

@@ -19,6 +19,7 @@ LIBRARY = None
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import gpu  # noqa: E402
+import gpu_decode  # noqa: E402
 import gpu_rows  # noqa: E402
 import narrows_c  # noqa: E402
 
@@ -39,6 +40,23 @@ class Rows(unittest.TestCase):
         self.assertEqual(gpu.flops({**causal, "case": "varlen", "b": 3}), 32 * (64**2 + 32**2 + 21**2) / 2)
         self.assertEqual(gpu.flops({**causal, "op": "backward"}), 2.5 * gpu.flops(causal))
         self.assertEqual(gpu.flops({**full, "op": "backward", "dv": 4}), 2 * (3 * 8 + 2 * 4) * 64 * 64)
+
+    def test_decode_rows_are_the_peers_and_count_the_bytes_of_their_caches(self):
+        rows = {(row["b"], row["sk"], row["case"]): row for row in gpu_rows.decode_rows()}
+        self.assertEqual(len(rows), len(list(gpu_rows.decode_rows())))
+        self.assertEqual(sum(gpu_rows.is_plain(row) for row in rows.values()), 12)
+        self.assertEqual(gpu_decode.bytes_read(rows[1, 8192, ""]), 8192 * 8 * 256 * 2)
+        self.assertEqual(gpu_decode.bytes_read(rows[1, 8192, "paged16"]), 8192 * 8 * 256 * 2)
+        self.assertEqual(gpu_decode.bytes_read(rows[16, 8192, "mla"]), 16 * 8192 * 576 * 2)  # V is a part of K
+        zipf = rows[32, 16384, "zipf"]
+        self.assertEqual(gpu_rows.cache_lengths(zipf)[:4], [16384, 8192, 5461, 4096])
+        self.assertEqual(gpu_decode.bytes_read(zipf), sum(gpu_rows.cache_lengths(zipf)) * 8 * 256 * 2)
+        self.assertEqual(gpu_rows.plain_of(rows[1, 8192, "paged16"]), rows[1, 8192, ""])
+        self.assertEqual((gpu_rows.page_of(rows[1, 8192, "paged16"]), gpu_rows.page_of(zipf)), (16, 0))
+        self.assertEqual([*gpu_decode.peers(rows[1, 8192, "paged16"])], ["cudnn", "fa2"])
+        self.assertEqual([*gpu_decode.peers(zipf)], ["fa2"])
+        for case in ("rows4", "invariant", "mla"):
+            self.assertEqual(gpu_decode.peers(rows[16, 8192, case]), {})
 
     def test_rows_are_listed_without_pytorch(self):
         def listed(*arguments):
@@ -148,6 +166,15 @@ class Measuring(unittest.TestCase):
             ],
         )
         self.assertEqual(gpu.summary(rows, "forward"), [])
+
+    def test_decode_rows_are_summed_up_beside_the_fastest_peer(self):
+        rows = [{**gpu_rows.decode_row(1, 8192), "against": who, "ratio": ratio} for who, ratio in (("cudnn", 4.0), ("fa2", 1.0))]
+        rows.append({**gpu_rows.decode_row(1, 8192, "paged16"), "against": "cudnn", "ratio": 9.0})
+        line = "decode, 2 rows plain bf16 beside the fastest peer: geometric mean 2.000x, least 1.000x"
+        self.assertEqual(gpu.summary(rows, "decode"), [line])
+        result = {**rows[0], "ms": 0.0131, "gbps": 2570.0, "peers": {"cudnn": 0.0524}}
+        self.assertEqual(
+            gpu.describe(result), "decode bf16 d128 1x8192 causal            0.0131 ms 2570 GB/s cudnn 0.0524 4.000x cudnn")
 
 
 class Calls(unittest.TestCase):

@@ -92,6 +92,25 @@ class Scripts(unittest.TestCase):
         self.assertEqual(text.count("| deterministic |"), 2)
         self.assertNotIn("fp32", text)
 
+    def test_decode_rows_of_a_gpu_are_in_microseconds(self):
+        gpu = {"backend": "cuda", "family": "sm80", "dtype": "bf16", "b": 4, "d": 128}
+        plain = decode_row(**gpu, peers={"fa2": 0.0523, "cudnn": 0.03}, against="cudnn", ratio=1.053)
+        paged = decode_row(**gpu, case="paged16", of_plain=0.9812)
+        for each in (plain, paged):
+            each.update(ms=0.02849, gbps=2356.4)
+        self.rows = self.folder / "record.json"
+        self.rows.write_text(json.dumps({"bench": [plain, paged]}))
+        _, text = self.run_table("<!-- bench gpu_decode -->\n<!-- /bench -->\n")
+        self.assertEqual(
+            text.splitlines()[1:5],
+            [
+                "| b x sk | sq | d | case | us | GB/s | of reading | cudnn us | fa2 us | ratio | of plain |",
+                "|" + "---|" * 11,
+                "| 4x4096 | 1 | 128 | - | 28.5 | 2356 | 89% | 30.0 | 52.3 | 1.05x cudnn | - |",
+                "| 4x4096 | 1 | 128 | paged16 | 28.5 | 2356 | 89% | - | - | - | 0.98x |",
+            ],
+        )
+
     def test_a_record_without_backward_rows_says_so(self):
         self.rows = self.folder / "record.json"
         self.rows.write_text(json.dumps({"bench": [row(backend="cuda", hot_ms=1.0)]}))

@@ -105,19 +105,20 @@ TEST_F(CliKernelCache, plans_for_each_architecture) {
     const std::vector<Wanted> wanted = planned({architecture});
     EXPECT_FALSE(wanted.empty()) << architecture;
     for (const Wanted& one : wanted) EXPECT_EQ(one.architecture, architecture);
-    std::size_t forward = 0, backward = 0, hopper = 0;
+    std::size_t forward = 0, backward = 0, decode = 0, hopper = 0;
     for (const Wanted& one : planned({architecture}, true)) {
       EXPECT_EQ(one.program.config.find("kMask = true"), std::string::npos);
       if (one.program.function == "forward_sm90") {
         ++hopper;
         continue;
       }
-      ++(one.program.function == "forward_sm80" ? forward : backward);
+      ++(one.program.function == "forward_sm80" ? forward : one.program.function == "decode_sm80" ? decode : backward);
     }
     EXPECT_EQ(hopper > 0, std::string_view(architecture) == "sm_90a");
     EXPECT_EQ(forward, 18U) << architecture << ": 3 dtypes, 6 head dims";
     EXPECT_GE(backward, 3U) << architecture << ": rows, keys, queries";
     EXPECT_LE(backward, 4U) << architecture << ": queries in blocks of two sizes";
+    EXPECT_EQ(decode, 5U) << architecture << ": the rows of its table";
   }
   EXPECT_THROW(planned({"sm_75"}), Error);
 }

@@ -92,6 +92,8 @@ class Model(unittest.TestCase):
         kernels = traffic_row()["three_kernel"]["kernels"]
         self.assertEqual(io_model.three_kernel_l2(1024, 64, kernels), 2 * elements)
         self.assertEqual(io_model.three_kernel_l2(1024, 64, kernels), 11141120)
+        cut = [kernels[0], kernels[1], kernels[1], kernels[2]]  # the softmax in two launches
+        self.assertEqual(io_model.three_kernel_l2(1024, 64, cut), 11141120)
         self.assertIsNone(io_model.three_kernel_l2(1024, 64, [kernels[1]] * 3))
         self.assertIsNone(io_model.three_kernel_l2(1024, 64, kernels[:2]))
 

@@ -142,8 +142,8 @@ int cuMemFreeAsync(DevicePointer, Stream) {
   ++state().freed;
   return 0;
 }
-int cuMemsetD8Async(DevicePointer to, unsigned char, std::size_t bytes, Stream) {
-  state().filled.emplace_back(to, bytes);
+int cuMemsetD32Async(DevicePointer to, unsigned, std::size_t words, Stream) {
+  state().filled.emplace_back(to, words * sizeof(unsigned));
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(DevicePointer, const void*, std::size_t, Stream) { return 0; }

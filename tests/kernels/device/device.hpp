@@ -114,6 +114,14 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int from, int width = 32) {
   const unsigned lane = threadIdx.x % 32, w = static_cast<unsigned>(width);
   return threadIdx.warp->exchange({x})[lane / w * w + static_cast<unsigned>(from) % w][0];
 }
+inline float __shfl_sync(unsigned all, float x, int from) {
+  return std::bit_cast<float>(__shfl_sync(all, std::bit_cast<unsigned>(x), from));
+}
+inline unsigned __ballot_sync(unsigned, bool holds) {
+  unsigned lanes = 0, lane = 0;
+  for (const auto& words : threadIdx.warp->exchange({holds ? 1u : 0u})) lanes |= words[0] << lane++;
+  return lanes;
+}
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   if (!threadIdx.warp) return x;
   return std::bit_cast<float>(

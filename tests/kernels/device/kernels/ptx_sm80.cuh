@@ -108,6 +108,14 @@ inline float quad_sum(float x) {
   x += lane_xor(x, 1);
   return x + lane_xor(x, 2);
 }
+inline float warp_max(float x) {
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x = std::fmax(x, lane_xor(x, mask));
+  return x;
+}
+inline float warp_sum(float x) {
+  for (int mask = kWarp / 2; mask != 0; mask /= 2) x += lane_xor(x, mask);
+  return x;
+}
 // Rounded to nearest, ties to even; every NaN becomes one.
 inline u32 bf16_bits(float x) { return x != x ? 0x7fffu : (as_bits(x) + 0x7fffu + (as_bits(x) >> 16 & 1u)) >> 16; }
 inline u32 pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }

@@ -1,0 +1,18 @@
+// A call on a GPU of few query rows against many keys: in a cache, to which it may append, or in tensors.
+#pragma once
+
+#include "plan/plan.hpp"
+#include "shared/decode_args.h"
+
+namespace narrows::cuda {
+
+/// Enqueues the call on its stream. Its device is current. Throws Error before anything is written.
+void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers);
+
+/// Compiles and loads what run_decode will launch.
+void prepare_decode(const Problem& problem, const Plan& plan);
+
+/// What the kernels are given. scratch: the plan's regions, one behind the other. Reads no device memory.
+DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& buffers, std::byte* scratch);
+
+}  // namespace narrows::cuda

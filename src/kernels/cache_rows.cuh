@@ -1,0 +1,43 @@
+// Rows of a cache or of pages, and rotary position embedding (Su et al., RoFormer, 2021): pairs of a row's elements are turned by
+// an angle that grows with the position.
+#pragma once
+#include "kernels/cache_sequences.cuh"
+#include "kernels/smem_tile.cuh"
+
+namespace narrows {
+
+constexpr int kPieceElements = kUnitBytes / kElementBytes;
+
+// Where slot `slot` of a sequence is: row `number` of batch row or page `row` of k and v. broken: the table's entry is no page, and
+// another takes its place.
+struct Slot {
+  i32 row, number;
+  bool broken;
+  i32 entry;
+};
+
+inline Slot slot_of(const DecodeArgs& args, const CacheFacts& facts, i32 slot) {
+  if (args.table == nullptr) return {facts.row, slot, false, 0};
+  const u32 size = static_cast<u32>(args.page_size), page = static_cast<u32>(slot) / size;
+  const i32 entry = args.table[facts.row * args.table_row + page * args.table_stride];
+  const i32 row = clamp_to(entry, 0, args.pages - 1);
+  return {row, static_cast<i32>(static_cast<u32>(slot) - page * size), row != entry, entry};
+}
+
+// Element x of a row at a position, turned by the angle of its pair.
+inline float rotated(const DecodeArgs& args, const char* row, i64 stride, i64 position, i32 x) {
+  const auto element = [&](i32 index) { return load_element(row + index * stride, kElement); };
+  const i32 pairs = args.rotary_pairs;
+  if (x >= 2 * pairs) return element(x);
+  const i32 pair = args.rotary_interleaved ? x / 2 : x % pairs;
+  const bool second = args.rotary_interleaved ? x % 2 == 1 : x >= pairs;
+  const auto angle = [&](const TensorArg& table) {
+    return load_element(table.data + position * table.strides[0] + pair * table.strides[1], table.element);
+  };
+  const i32 step = args.rotary_interleaved ? 1 : pairs;
+  const float cosine = angle(args.rotary_cos), sine = angle(args.rotary_sin);
+  if (second) return __fmaf_rn(element(x - step), sine, __fmul_rn(element(x), cosine));
+  return __fmaf_rn(element(x), cosine, -__fmul_rn(element(x + step), sine));
+}
+
+}  // namespace narrows
