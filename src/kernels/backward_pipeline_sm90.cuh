@@ -69,10 +69,12 @@ constexpr u32 half_phase(i32 step) { return static_cast<u32>(step >> 1 & 1); }
 // What every role needs to know of the thread block's keys.
 struct Facts {
   KeyBlock block;
-  Rows whole[kKeyWarpgroups];  // query rows that see all keys of a warpgroup
+  Rows rows[kBlockKeys];  // query rows that see a key; what is behind the last one weighs nothing, so it counts as one
+  Rows whole[kKeyWarpgroups];  // that see all keys of a warpgroup
   Rows clean;                  // query rows whose Q and dO may be read as they are
   i32 clean_keys;              // the same of K and V; from the block's first key
   u32 index;
+  float slopes[kWarps];
   bool far;  // some row of the call has an LSE far out
 };
 
@@ -80,21 +82,23 @@ static_assert(kFactsAt + sizeof(Facts) <= kSharedBytes, "the planner's bytes are
 
 constexpr i32 kMostRow = 0x7fffffff;
 
-inline Mask window_of(const CallArgs& args) { return {args.visibility.left, args.visibility.right, 0}; }
-
 // Query rows that see key j of the block's sequence.
 inline Rows rows_that_see(const CallArgs& args, const KeyBlock& block, i32 j) {
   if (j >= block.keys) return {0, 0};
   if constexpr (!kLimitsKeys) return {0, kMostRow};
-  const Rows rows = query_rows(visible_queries(window_of(args), j, block.queries, block.shift));
-  return {rows.begin, rows.end == block.queries ? kMostRow : rows.end};  // what is behind weighs nothing
+  const Rows rows = query_rows(visible_queries(args.visibility, j, block.queries, block.shift));
+  return {rows.begin, rows.end == block.queries ? kMostRow : rows.end};
 }
 
+// By all threads. Another barrier must follow.
 inline void find_facts(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
+  const i32 key = static_cast<i32>(threadIdx.x);
+  if (key < kBlockKeys) facts.rows[key] = rows_that_see(args, block, block.first + key);
+  __syncthreads();
+  if (key != 0) return;
   facts.block = block;
   for (int w = 0; w < kKeyWarpgroups; ++w) {
-    const i32 first = block.first + w * kPartRows;
-    const Rows a = rows_that_see(args, block, first), b = rows_that_see(args, block, first + kPartRows - 1);
+    const Rows a = facts.rows[w * kPartRows], b = facts.rows[(w + 1) * kPartRows - 1];
     facts.whole[w] = {max_of(a.begin, b.begin), min_of(a.end, b.end)};
   }
   // Behind the tensor the engine fills in zeros.

@@ -12,7 +12,7 @@ namespace narrows {
 
 struct KeyComputer {
   const BackwardSm90Args& args;
-  const Facts& facts;
+  Facts& facts;
   Shared shared;
   int warpgroup, warp, lane;  // warp within its warpgroup
 
@@ -41,7 +41,7 @@ struct KeyComputer {
     const LanePlace place;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Rows rows = rows_that_see(args, facts.block, facts.block.first + place.key(r));
+      const Rows rows = facts.rows[place.key(r)];
       const u32 begin = static_cast<u32>(rows.begin - first_row - place.query(0, 0));
       const u32 count = static_cast<u32>(rows.end - rows.begin);
 #pragma unroll
@@ -112,16 +112,19 @@ struct KeyComputer {
     if (lane == 0) arrive(shared.gradients_full(half));
   }
 
-  void step(i32 number, const Place& place, const Ring& ring, KeySums& dk, ValueSums& dv) const {
+  // Returns the lane's part of the head's dslope.
+  float step(i32 number, const Place& place, const Ring& ring, KeySums& dk, ValueSums& dv) const {
     Scores s, g;
     Operands p, d;
     Remainders rest;
     const i32 first_row = place.tile * kBlockQueries;
+    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, place.head).scores;
     wait_barrier(shared.queries_full(ring.stage), ring.phase);
     if (first_row < facts.clean.begin || facts.clean.end < first_row + kBlockQueries) clear_unseen(first_row, ring);
     begin_scores<kKeyTile, kQueryTile>(s, shared.keys(), shared.queries(ring.stage));
     wait_products<0>();
     pin(s);
+    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, first_row));
     correct_scores(s, place);
     weigh_step(s, args.units.c, shared.facts(ring.stage));
     pack_operands(p, s);
@@ -131,10 +134,29 @@ struct KeyComputer {
     begin_sums<kOutputTile>(dv, p, shared.outputs(ring.stage));
     wait_products<1>();
     pin(g);
-    differentiate_step(d, g, p, rest, shared.facts(ring.stage) + kFactBytes / 2);
+    differentiate_step(g, p, rest, shared.facts(ring.stage) + kFactBytes / 2);
+    const Distances away(facts.block, first_row);  // anew: 32 differences would be kept from above
+    const float slope = kAlibi ? slope_of(g, away) : 0.f;
+    if constexpr (kSoftcap) pass_softcap(g, p, rest, shared.facts(ring.stage), rules, away);
+    pack_operands(d, g);
     store_gradients(d, number);
     begin_sums<kQueryTile>(dk, d, shared.queries(ring.stage));
     wait_products<0>();
+    return slope;
+  }
+
+  // The lanes' parts of a head's dslope are one number of scratch.
+  void store_slope(i32 head, float slope) const {
+    slope = warp_sum(slope);
+    const int number = kWarps / kKeyWarpgroups * warpgroup + warp;
+    meet(kAllOfKeys, kWarps * kWarp);
+    if (lane == 0) facts.slopes[number] = slope;
+    meet(kAllOfKeys, kWarps * kWarp);
+    if (number != 0 || lane != 0) return;
+    float sum = 0.f;
+    for (float one : facts.slopes) sum += one;
+    const i64 blocks = is_varlen(args.cu_seqlens_k) ? args.key_blocks : i64{args.batch} * args.key_blocks;
+    args.slope_sums[head * blocks + facts.block.number] = sum;
   }
 
   // Sums of the lane to the rows of a tile that this warp alone still uses, and from there to memory.
@@ -185,16 +207,25 @@ struct KeyComputer {
       }
       Place place = first_place(args, facts.block);
       Ring ring;
+      float slope = 0.f;
 #pragma unroll 1
       for (i32 number = 0; number < steps; ++number) {
-        step(number, place, ring, dk, dv);
+        slope += step(number, place, ring, dk, dv);
+        const i32 head = place.head;
         place.next(facts.block);
         ring.next();
+        if (kAlibi && args.slope_sums != nullptr && place.head != head) {
+          store_slope(head, slope);
+          slope = 0.f;
+        }
       }
       pin(dk);
       pin(dv);
+    } else if (kAlibi && facts.block.broken && args.slope_sums != nullptr) {
+      for (i32 head = 0; head < args.group; ++head)
+        store_slope(facts.block.kv_head * args.group + head, as_float(0x7fffffffu));
     }
-    store_results<kValueTile>(dv, shared.values(), args.dv, args.value_dim, 1.f);
+    store_results<kValueTile>(dv, shared.values(), args.dv, args.value_dim, 1 / kWeightUnit);
     if (steps > 0) wait_barrier(shared.gradients_empty(half_of(steps - 1)), half_phase(steps - 1));  // dQ has read K
     store_results<kKeyTile>(dk, shared.keys(), args.dk, args.head_dim, args.rules.scale);
   }
@@ -223,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   if (threadIdx.x == 0) {
     if (shared.base % kTileAlignment != 0) __trap();
     init_barriers(shared);
-    find_facts(args, block, facts);
   }
+  find_facts(args, block, facts);
   __syncthreads();
   if (warp < kWarps) {
     grow_registers<kKeyRegisters>();

@@ -66,7 +66,10 @@ template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
     store_shared128(to + tile.offset(index / units, index % units), {0, 0, 0, 0});
 }
 
-// What shows the engine and the tensor cores, to all of a warpgroup, what its threads wrote. Named barriers: 1 + its number.
+// Named barriers: 1 + its number of a warpgroup, and one of all warps of keys.
+constexpr int kAllOfKeys = kKeyWarpgroups + 2;
+
+// What shows the engine and the tensor cores, to all of a warpgroup, what its threads wrote.
 inline void publish(int warpgroup) {
   fence_async_shared();
   meet(1 + warpgroup, kWarpgroup);
@@ -100,7 +103,7 @@ struct Summer {
     const KeyBlock& block = facts.block;
     const i32 first = place.tile / kGroup * kGroup;
     now.number = static_cast<u32>(block.first / kBlockKeys - first_key_block(args, block, first, kGroup));
-    now.at = args.turns + query_block_number(args, block, place.head, first) * 4 + warp;
+    now.at = args.turns + query_block_number(args, block, place.head, first) * kWarps + warp;
     while (load_relaxed(now.at) != now.number) {
     }
     __syncwarp();

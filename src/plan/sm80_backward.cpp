@@ -105,50 +105,6 @@ std::string backward_refusal(const Problem& problem, const Machine& machine) {
   return rows_refusal(problem);
 }
 
-std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants) {
-  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
-  if (std::string reason = blocks_refusal("query rows", blocks.query_blocks, blocks.query_pairs); !reason.empty())
-    return reason;
-  if (std::string reason = blocks_refusal("keys", blocks.key_blocks, blocks.key_pairs); !reason.empty()) return reason;
-  if (problem.dslopes_per_batch && saturating_multiply(problem.batch, problem.heads) > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " slopes of heads in a batch");
-  const i64 dbias = bias_blocks(problem, constants.query_block, constants.key_block);
-  if (dbias > kMostBlocks) return text("takes up to ", kMostBlocks, " tiles of dbias, not ", dbias);
-  return "";
-}
-
-/// Linear in the tokens.
-Regions backward_regions(const Problem& problem, const BackwardConstants& constants) {
-  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
-  const i64 query_blocks = saturating_multiply(blocks.query_pairs, blocks.query_blocks);
-  const i64 rows = saturating_multiply(query_blocks, constants.query_block);
-  const i64 row_of_sums = constants.head_width * static_cast<i64>(sizeof(float));
-  // Of all sequences, a query head: pairs of keys are kv heads.
-  const i64 key_blocks = saturating_multiply(saturating_multiply(blocks.key_pairs, blocks.key_blocks), problem.group());
-  const auto bytes = [](bool wanted, i64 count, i64 size) {
-    return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
-  };
-  return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
-          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
-          {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
-          {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
-          {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
-          {"turns", bytes(constants.deterministic,
-                          saturating_add(backward_turns(problem, constants.query_block, constants.warps), 1),
-                          static_cast<i64>(sizeof(u32)))}};
-}
-
-/// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
-/// turns, the more heads the fewer blocks wait for each other.
-i64 backward_section(const Problem& problem, const Machine& machine, i64 key_pairs, bool takes_turns) {
-  if (takes_turns) return std::max<i64>(key_pairs, 1);
-  if (!limits_keys(problem.rules) || problem.max_queries == 0 || problem.group() == 0) return 1;
-  const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
-                  (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
-  const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);
-  return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
-}
-
 struct KernelNames {
   std::string_view source, function;
 };
@@ -219,6 +175,7 @@ BackwardConstants backward_constants(const Problem& problem, const Plan& plan) {
   constants.resident_blocks = plan.resident_blocks;
   constants.vector_sums = plan.vector_sums;
   constants.deterministic = plan.takes_turns;
+  constants.facts_apart = plan.family == "sm90";
   return constants;
 }
 
@@ -269,6 +226,48 @@ Program backward_program(BackwardKernel kernel, const BackwardConstants& constan
   return {names.source, names.function, config.text(), constants.element == Element::fp32};
 }
 
+std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants) {
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
+  if (std::string reason = blocks_refusal("query rows", blocks.query_blocks, blocks.query_pairs); !reason.empty())
+    return reason;
+  if (std::string reason = blocks_refusal("keys", blocks.key_blocks, blocks.key_pairs); !reason.empty()) return reason;
+  if (problem.dslopes_per_batch && saturating_multiply(problem.batch, problem.heads) > kMostBlocks)
+    return text("takes up to ", kMostBlocks, " slopes of heads in a batch");
+  const i64 dbias = bias_blocks(problem, constants.query_block, constants.key_block);
+  if (dbias > kMostBlocks) return text("takes up to ", kMostBlocks, " tiles of dbias, not ", dbias);
+  return "";
+}
+
+Regions backward_regions(const Problem& problem, const BackwardConstants& constants) {
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
+  const i64 query_blocks = saturating_multiply(blocks.query_pairs, blocks.query_blocks);
+  const i64 rows = saturating_multiply(query_blocks, constants.query_block);
+  const i64 row_of_sums = constants.head_width * static_cast<i64>(sizeof(float));
+  // Of all sequences, a query head: pairs of keys are kv heads.
+  const i64 key_blocks = saturating_multiply(saturating_multiply(blocks.key_pairs, blocks.key_blocks), problem.group());
+  const auto bytes = [](bool wanted, i64 count, i64 size) {
+    return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
+  };
+  return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
+          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
+          {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
+          {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
+          {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
+          {"turns", bytes(constants.deterministic,
+                          saturating_add(backward_turns(problem, constants.query_block, constants.warps), 1),
+                          static_cast<i64>(sizeof(u32)))}};
+}
+
+i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan) {
+  const i64 key_pairs = backward_blocks(problem, plan.query_block, plan.key_block).key_pairs;
+  if (plan.takes_turns) return std::max<i64>(key_pairs, 1);
+  if (!limits_keys(problem.rules) || problem.max_queries == 0 || problem.group() == 0) return 1;
+  const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
+                  (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
+  const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);
+  return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
+}
+
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine) {
   if (std::string reason = backward_refusal(problem, machine); !reason.empty()) return reason;
   BackwardConstants rules = rules_of<BackwardConstants>(problem);
@@ -293,8 +292,7 @@ std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const
   plan.vector_sums = constants->vector_sums;
   plan.takes_turns = constants->deterministic;
   plan.shared_bytes = backward_shared_bytes(*constants);
-  plan.section = backward_section(
-      problem, machine, backward_blocks(problem, plan.query_block, plan.key_block).key_pairs, constants->deterministic);
+  plan.section = backward_section(problem, machine, plan);
   plan.workspace = backward_regions(problem, *constants);
   const double rate =
       machine.flops_per_second * backward_reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);

@@ -2,7 +2,9 @@
 
 #include "plan/sm80.hpp"
 #include "plan/sm80_shared.hpp"
+#include "plan/sm90_backward.hpp"
 #include "plan/sm90_products.hpp"
+#include "plan/sm90_shared.hpp"
 #include "shared/tile_order.h"
 
 #include <algorithm>
@@ -46,25 +48,37 @@ constexpr std::array kTiles{
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kReached = 0.64;
 
-/// The copy engine's unit; tensors begin, and their strides are, at multiples of it.
-constexpr i32 kUnitBytes = 16;
 /// Of 16-bit elements.
 constexpr i64 kUnitColumns = 8;
 
 constexpr i64 chunked_bytes(i64 rows, i64 columns) { return rows * ceil_div<i64>(columns, 64) * 128; }
 
-std::string head_dim_refusal(const Problem& problem) {
-  const auto fits = [](i64 width) { return width % kUnitColumns == 0 && width <= kSm90Widths.back(); };
+}  // namespace
+
+namespace sm90 {
+
+std::string device_refusal(const Machine& machine) {
+  if (machine.compute_capability == 90) return "";
+  return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
+              machine.compute_capability % 10);
+}
+
+std::string dtype_refusal(const Problem& problem) {
+  if (problem.dtype == DType::bf16 || problem.dtype == DType::fp16) return "";
+  return text("takes bf16 and fp16, not ", problem.dtype);
+}
+
+std::string head_dim_refusal(const Problem& problem, i64 widest) {
+  const auto fits = [&](i64 width) { return width % kUnitColumns == 0 && width <= widest; };
   if (fits(problem.head_dim) && fits(problem.value_dim)) return "";
-  return text("takes head dims that are multiples of ", kUnitColumns, " up to ", kSm90Widths.back(),
-              ", not d=", problem.head_dim, " dv=", problem.value_dim);
+  return text("takes head dims that are multiples of ", kUnitColumns, " up to ", widest, ", not d=", problem.head_dim,
+              " dv=", problem.value_dim);
 }
 
 std::string rules_refusal(const Problem& problem) {
   const Rules& rules = problem.rules;
   if (problem.bias.given) return "has no bias";
   if (problem.mask.given) return "has no mask";
-  if (rules.mask.chunk != 0) return "has no chunks";
   if (rules.dropout > 0) return "has no dropout";
   if (rules.key_begin || rules.key_end) return "has no key_begin and key_end";
   if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
@@ -81,19 +95,22 @@ std::string layout_refusal(std::string_view name, const Layout& layout) {
   return "";
 }
 
+}  // namespace sm90
+
+namespace {
+
+using sm90::kUnitBytes;
+
 std::string refusal(const Problem& problem, const Machine& machine) {
-  if (machine.compute_capability != 90)
-    return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
-                machine.compute_capability % 10);
-  if (problem.operation == Operation::backward) return "has no backward";
+  if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
   if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
-  if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
-    return text("takes bf16 and fp16, not ", problem.dtype);
-  if (std::string reason = head_dim_refusal(problem); !reason.empty()) return reason;
-  if (std::string reason = rules_refusal(problem); !reason.empty()) return reason;
+  if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
+  if (std::string reason = sm90::head_dim_refusal(problem, kSm90Widths.back()); !reason.empty()) return reason;
+  if (std::string reason = sm90::rules_refusal(problem); !reason.empty()) return reason;
+  if (problem.rules.mask.chunk != 0) return "has no chunks";
   for (const auto& [name, layout] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
-    if (std::string reason = layout_refusal(name, *layout); !reason.empty()) return reason;
+    if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
   if (problem.key_rows == 0) return "needs a key";
   return rows_refusal(problem);
 }
@@ -199,6 +216,7 @@ i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
 }
 
 std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
+  if (problem.operation == Operation::backward) return consider_sm90_backward(problem, work, machine);
   if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const i64 tiles = forward_sm90_tiles(problem, constants.query_block);
