@@ -19,7 +19,7 @@ constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims a
 constexpr i32 kPartRows = 64;                                     // of a warpgroup
 
 /// The first row of a width that takes a call's rules and lengths is its own.
-struct Tiles {
+struct Sm90Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
   i64 least_keys;             // of the longest sequence
@@ -28,21 +28,21 @@ struct Tiles {
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
-constexpr std::array kTiles{
-    Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
-    Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
-    Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
-    Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
-    Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
-    Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
-    Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
-    Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
+constexpr std::array kSm90Tiles{
+    Sm90Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
+    Sm90Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
+    Sm90Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
+    Sm90Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
+    Sm90Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
@@ -101,7 +101,7 @@ namespace {
 
 using sm90::kUnitBytes;
 
-std::string refusal(const Problem& problem, const Machine& machine) {
+std::string sm90_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
   if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
   if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
@@ -119,7 +119,7 @@ i32 sm90_width(i64 head_dim) {
   return *std::find_if(kSm90Widths.begin(), kSm90Widths.end(), [&](i32 width) { return width >= head_dim; });
 }
 
-ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Tiles& tiles, Element element, i32 head_width,
+ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& tiles, Element element, i32 head_width,
                                 i32 value_width) {
   ForwardSm90Constants constants = rules;
   constants.element = element;
@@ -148,8 +148,8 @@ ForwardSm90Constants sm90_rules(const Problem& problem) {
   return constants;
 }
 
-const Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
-  return *std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& tiles) {
+const Sm90Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
+  return *std::find_if(kSm90Tiles.begin(), kSm90Tiles.end(), [&](const Sm90Tiles& tiles) {
     return tiles.width == width && tiles.limits_keys >= rules.limits_keys && tiles.natural >= rules.natural &&
            tiles.least_keys <= keys;
   });
@@ -173,7 +173,7 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
 ForwardSm90Constants forward_sm90_constants(const Problem& problem) {
   const i32 head_width = sm90_width(problem.head_dim), value_width = sm90_width(problem.value_dim);
   const ForwardSm90Constants rules = sm90_rules(problem);
-  const Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
+  const Sm90Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
   return with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
 }
 
@@ -217,7 +217,7 @@ i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
 
 std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.operation == Operation::backward) return consider_sm90_backward(problem, work, machine);
-  if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
+  if (std::string reason = sm90_refusal(problem, machine); !reason.empty()) return reason;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const i64 tiles = forward_sm90_tiles(problem, constants.query_block);
   if (tiles > kMostBlocks) return text("takes up to ", kMostBlocks, " blocks of query rows, not ", tiles);
@@ -234,7 +234,7 @@ std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& wo
   plan.thread_blocks = static_cast<int>(std::min<i64>(tiles, machine.multiprocessors));
   plan.shared_bytes = forward_sm90_shared_bytes(constants);
   plan.section = heads_together(problem, machine);
-  // Tiles of one length are dealt out in turn.
+  // Sm90Tiles of one length are dealt out in turn.
   const bool uneven = constants.limits_keys || problem.lengths_on_device;
   if (uneven && tiles > plan.thread_blocks) plan.workspace = {{"tiles taken", kScratchAlignment}};
   plan.prediction =
@@ -247,7 +247,7 @@ std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
   std::vector<Program> programs;
   if (machine.compute_capability != 90) return programs;
   for (const Element element : {Element::bf16, Element::fp16})
-    for (const Tiles& tiles : kTiles)
+    for (const Sm90Tiles& tiles : kSm90Tiles)
       for (const bool limits_keys : {false, true}) {
         if (element == Element::fp16 && tiles.width != kFp16At) continue;
         ForwardSm90Constants rules;
