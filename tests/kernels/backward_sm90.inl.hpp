@@ -15,10 +15,11 @@ struct BackwardCall {
   std::vector<u32> turns;
   u32 far = 0, begun = 0;
   BackwardSm90Args args;
-  double scale = 0.1;
+  std::vector<float> slopes{0.03f, 0.11f}, slope_sums;
+  double scale = 0.1, cap = 0.9;
 
-  static unsigned short bits(float x) { return static_cast<unsigned short>(bf16_bits(x)); }
-  static double value(unsigned short x) { return static_cast<double>(element_of(x, false)); }
+  static unsigned short bits(float x) { return static_cast<unsigned short>(pack(x, 0.f)); }
+  static double value(unsigned short x) { return static_cast<double>(element_of(x, kElement == Element::fp16)); }
 
   BackwardCall(std::vector<i32> queries, std::vector<i32> keys, const Mask& mask)
       : query_rows(queries[0]), key_rows(keys[0]), used_queries(std::move(queries)), used_keys(std::move(keys)) {
@@ -63,6 +64,19 @@ struct BackwardCall {
   }
   std::size_t key_at(i32 s, i32 j, i32 columns) const { return static_cast<std::size_t>((s * key_rows + j) * columns); }
 
+  double distance(i32 s, i32 i, i32 j) const {
+    return std::abs(i + used_keys[static_cast<std::size_t>(s)] - used_queries[static_cast<std::size_t>(s)] - j);
+  }
+  double tangent(i32 s, i32 h, i32 i, i32 j) const {
+    return std::tanh(scale * dot(q, query_at(s, i, h, d), k, key_at(s, j, d), d) / cap);
+  }
+  double logit(i32 s, i32 h, i32 i, i32 j) const {
+    double x = scale * dot(q, query_at(s, i, h, d), k, key_at(s, j, d), d);
+    if (kSoftcap) x = cap * tangent(s, h, i, j);
+    if (kAlibi) x -= static_cast<double>(slopes[static_cast<std::size_t>(h)]) * distance(s, i, j);
+    return x;
+  }
+
   /// LSE, delta of any size, and the facts as the kernel before leaves them.
   void find_rows() {
     const i32 blocks = ceil_div(query_rows, kBlockQueries);
@@ -75,7 +89,7 @@ struct BackwardCall {
         for (i32 i = 0; i < blocks * kBlockQueries; ++i) {
           double sum = 0;
           for (i32 j = 0; j < key_rows && i < query_rows; ++j)
-            if (seen(s, i, j)) sum += std::exp(scale * dot(q, query_at(s, i, h, d), k, key_at(s, j, d), d));
+            if (seen(s, i, j)) sum += std::exp(logit(s, h, i, j));
           const std::size_t block = static_cast<std::size_t>((s * heads + h) * blocks + i / kBlockQueries);
           float* const own = &facts[block * 2 * kBlockQueries];
           own[fact_place(i % kBlockQueries)] = kInfinity<float>;
@@ -83,7 +97,7 @@ struct BackwardCall {
           lse[row_of(s, h, i)] = std::log(sum);
           lse_of_rows[row_of(s, h, i)] = static_cast<float>(std::log(sum));
           delta[row_of(s, h, i)] = 0.5 - 0.125 * (i % 7);
-          own[fact_place(i % kBlockQueries)] = static_cast<float>(std::log2(sum));
+          own[fact_place(i % kBlockQueries)] = static_cast<float>(kNatural ? std::log(sum) : std::log2(sum));
           own[kBlockQueries + fact_place(i % kBlockQueries)] = static_cast<float>(delta[row_of(s, h, i)]);
         }
   }
@@ -115,13 +129,16 @@ struct BackwardCall {
     args.score_rows = args.score_keys = 0x7fffffff;
     args.seqused_q = {used_queries.data(), 1};
     args.seqused_k = {used_keys.data(), 1};
-    args.units = fused_units<float>(scale);
-    args.rules = score_rules<float>(scale, 0.0, 0.f);
+    args.units = kNatural ? natural_units<float>() : fused_units<float>(scale);
+    args.rules = score_rules<float>(scale, kSoftcap ? cap : 0.0, 0.f);
+    args.alibi_slopes = {reinterpret_cast<char*>(slopes.data()), {0, 4, 0, 0}, Element::fp32};
     args.query_blocks = ceil_div(query_rows, kBlockQueries);
     args.key_blocks = ceil_div(key_rows, kBlockKeys);
     args.section = 2;
     sums.assign(static_cast<std::size_t>(batch * heads * args.query_blocks * kSumsOfBlock), 0.f);
-    turns.assign(static_cast<std::size_t>(batch * heads * args.query_blocks * 4), 0);
+    turns.assign(static_cast<std::size_t>(batch * heads * args.query_blocks * kWarps), 0);
+    slope_sums.assign(static_cast<std::size_t>(heads * batch * args.key_blocks), 0.f);
+    if (kAlibi) args.slope_sums = slope_sums.data();
     args.far_rows = &far;
     args.rows = reinterpret_cast<RowFacts*>(facts.data());
     args.query_sums = sums.data();
@@ -139,14 +156,34 @@ struct BackwardCall {
   }
 
   double weight(i32 s, i32 h, i32 i, i32 j) const {
-    return seen(s, i, j) ? std::exp(scale * dot(q, query_at(s, i, h, d), k, key_at(s, j, d), d) - lse[row_of(s, h, i)])
-                         : 0;
+    return seen(s, i, j) ? std::exp(logit(s, h, i, j) - lse[row_of(s, h, i)]) : 0;
   }
-  double gradient(i32 s, i32 h, i32 i, i32 j) const {
+  double gradient_of_logit(i32 s, i32 h, i32 i, i32 j) const {
     if (!seen(s, i, j)) return 0;
     return weight(s, h, i, j) * (dot(dout, query_at(s, i, h, dv), v, key_at(s, j, dv), dv) - delta[row_of(s, h, i)]);
   }
 
+  double gradient(i32 s, i32 h, i32 i, i32 j) const {
+    const double own = gradient_of_logit(s, h, i, j), t = kSoftcap && seen(s, i, j) ? tangent(s, h, i, j) : 0;
+    return own * (1 - t * t);
+  }
+
+  void expect_slopes() const {
+    for (i32 h = 0; h < heads; ++h) {
+      double expected = 0, found = 0, size = 0;
+      for (i32 s = 0; s < batch; ++s)
+        for (i32 i = 0; i < query_rows; ++i)
+          for (i32 j = 0; j < key_rows; ++j) {
+            const double part = seen(s, i, j) ? distance(s, i, j) * gradient_of_logit(s, h, i, j) : 0;
+            expected -= part;
+            size += std::abs(part);
+          }
+      const std::size_t blocks = slope_sums.size() / heads;
+      for (std::size_t block = 0; block < blocks; ++block)
+        found += static_cast<double>(slope_sums[static_cast<std::size_t>(h) * blocks + block]);
+      ASSERT_NEAR(found, expected, 1e-3 * size) << "head " << h;
+    }
+  }
   void expect_keys(i32 s, i32 j) const {
     std::vector<double> of_k(static_cast<std::size_t>(d)), of_v(static_cast<std::size_t>(dv));
     for (i32 h = 0; h < heads; ++h)
@@ -178,6 +215,9 @@ struct BackwardCall {
     }
   }
   void expect_all() const {
+    if (kAlibi) {
+      ASSERT_NO_FATAL_FAILURE(expect_slopes());
+    }
     for (i32 s = 0; s < batch; ++s) {
       for (i32 j = 0; j < key_rows; ++j) ASSERT_NO_FATAL_FAILURE(expect_keys(s, j));
       for (i32 h = 0; h < heads; ++h)
