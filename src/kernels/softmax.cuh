@@ -84,11 +84,12 @@ inline void weigh(Softmax& softmax, Scores& s, const float (&subtrahend)[kRows],
   }
 }
 
-inline void scale_rows(Outputs& o, const float (&factor)[kRows]) {
+template <int kTiles, int kColumnTiles>
+inline void scale_rows(float (&o)[kTiles][kColumnTiles][4], const float (&factor)[2 * kTiles]) {
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t)
+  for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-    for (int n = 0; n < kValueTiles; ++n)
+    for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[t][n][i] *= factor[2 * t + i / 2];
 }

@@ -101,7 +101,8 @@ int backward_copy_bytes(const Problem& problem) {
 std::string backward_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
   if (std::string reason = width_refusal(problem, kMostBackwardWidth); !reason.empty()) return reason;
-  if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
+  if (problem.num_splits > 1 && !problem.batch_invariant)
+    return text("does not split keys, num_splits=", problem.num_splits);
   return rows_refusal(problem);
 }
 
