@@ -7,6 +7,8 @@ namespace narrows {
 
 // ------------------------------------------------------------------------------------------------------------------ bring
 
+constexpr u32 kLoader = kKeyWarpgroups * kWarpgroup;  // the thread
+
 // A tile, in boxes of 64 columns.
 template <SmemTile tile> inline void load_tile(u32 to, const TensorMap& map, u32 barrier, BoxPlace from, u64 hint) {
   for (int chunk = 0; chunk < tile.row_bytes / kChunkBytes; ++chunk, from.column += kChunkColumns)
@@ -16,21 +18,20 @@ template <SmemTile tile> inline void load_tile(u32 to, const TensorMap& map, u32
 // One thread: K and V once, then Q, dO and the rows' facts, kStages steps ahead.
 struct Loader {
   const BackwardSm90Args& args;
-  const Facts& facts;
+  const KeyBlock& block;
   Shared shared;
   Place place;
   i32 left;  // steps
   Ring ring;
 
-  Loader(const BackwardSm90Args& args_, const Facts& facts_, const Shared& shared_)
+  Loader(const BackwardSm90Args& args_, const KeyBlock& block_, const Shared& shared_)
       : args(args_),
-        facts(facts_),
+        block(block_),
         shared(shared_),
-        place(first_place(args_, facts_.block)),
-        left(step_count(args_, facts_.block)) {}
+        place(first_place(args_, block_)),
+        left(step_count(args_, block_)) {}
 
   void load_keys() const {
-    const KeyBlock& block = facts.block;
     const BoxPlace from{0, block.first_key + block.first, block.kv_head,
                         is_varlen(args.cu_seqlens_k) ? 0 : block.sequence};
     arrive_expecting(shared.keys_full(), static_cast<u32>(kKeyTile.bytes()));
@@ -42,7 +43,6 @@ struct Loader {
   // Of the next step, to a stage that is free.
   void load_step() {
     if (left-- <= 0) return;
-    const KeyBlock& block = facts.block;
     const BoxPlace from{0, block.first_query + place.tile * kBlockQueries, place.head,
                         is_varlen(args.cu_seqlens_q) ? 0 : block.sequence};
     const u32 queries = shared.queries_full(ring.stage), outputs = shared.outputs_full(ring.stage);
@@ -53,10 +53,21 @@ struct Loader {
                queries);
     arrive_expecting(outputs, static_cast<u32>(kOutputTile.bytes()));
     load_tile<kOutputTile>(shared.outputs(ring.stage), args.dout_map, outputs, from, kEvictLast);
+    skip_step();
+  }
+  void skip_step() {
     place.next(block);
     ring.next();
   }
 };
+
+// All that the first steps need, by the thread that has made the barriers, while the others look at the keys' rows.
+inline void bring_first(const BackwardSm90Args& args, const KeyBlock& block, const Shared& shared) {
+  Loader loader(args, block, shared);
+  if (loader.left <= 0) return;
+  loader.load_keys();
+  for (int stage = 0; stage < kStages; ++stage) loader.load_step();
+}
 
 // Zeros in rows [begin, end) of a tile, by the threads of a warpgroup.
 template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
@@ -83,7 +94,7 @@ constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks
 
 struct Turn {
   u32* at = nullptr;
-  u32 number = 0;
+  u32 number = 0, seen = 0;
 };
 
 struct Summer {
@@ -97,15 +108,18 @@ struct Summer {
   bool begins_group() const { return place.tile % kGroup == 0 || place.tile == facts.block.begin_tile; }
   bool ends_group() const { return place.tile % kGroup == kGroup - 1 || place.tile == facts.block.end_tile - 1; }
 
-  // It adds only once it has seen its number: a branch is enough of an order, as what others added before was made by the memory
-  // before their number was stored.
-  void await_turn() {
+  // Whose turn it is, asked before it must be known.
+  void ask_turn() {
     const KeyBlock& block = facts.block;
     const i32 first = place.tile / kGroup * kGroup;
     now.number = static_cast<u32>(block.first / kBlockKeys - first_key_block(args, block, first, kGroup));
     now.at = args.turns + query_block_number(args, block, place.head, first) * kWarps + warp;
-    while (load_relaxed(now.at) != now.number) {
-    }
+    now.seen = load_relaxed(now.at);
+  }
+  // It adds only once it has seen its number: a branch is enough of an order, as what others added before was made by the memory
+  // before their number was stored.
+  void await_turn() {
+    while (now.seen != now.number) now.seen = load_relaxed(now.at);
     __syncwarp();
   }
   // A step later, when what the warp has added is there: at once it would wait for that.
@@ -129,8 +143,9 @@ struct Summer {
   }
 
   // A burst would hold up what the other warps have in shared memory: one sum of four goes each kPace clocks.
-  void send(const Part& part, float* to) const {
-    const u32 start = clock();
+  void send(const Part& part, float* to, bool last) const {
+    const u32 start =
+        clock() - (last ? kPace * kChunkColumns / 8 : 0);  // behind the last step the others wait for this
 #pragma unroll
     for (int j = 0; j < kChunkColumns / 8; ++j) {
       while (clock() - start < static_cast<u32>(j * kPace)) {
@@ -139,7 +154,7 @@ struct Summer {
     }
   }
 
-  void step(i32 number) {
+  void step(i32 number, bool last, Loader& loader, bool loads) {
     constexpr int row_parts = kBlockQueries / kPartRows, chunks = kHeadDim / kChunkColumns;
     const int half = half_of(number);
     float* const sums = args.query_sums + query_block_number(args, facts.block, place.head, place.tile) * kSumsOfBlock +
@@ -149,13 +164,17 @@ struct Summer {
       const int row_part = index / chunks, chunk = index % chunks;
       Part part;
       begin_part(part, half, row_part, chunk);
+      if (index == 0) {
+        if (loads) loader.load_step();
+        __syncwarp();
+      }
       if (kDeterministic && index == 0) pass_turn();
       wait_products<0>();
       if (index == row_parts * chunks - 1 && threadIdx.x % kWarp == 0) arrive(shared.gradients_empty(half));
       pin(part);
       if (args.query_sums == nullptr) continue;
       if (kDeterministic && index == 0 && begins_group()) await_turn();
-      send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0));
+      send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0), last);
     }
     if (kDeterministic && args.query_sums != nullptr && ends_group()) before = now;
     place.next(facts.block);
@@ -165,13 +184,10 @@ struct Summer {
 inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, const Shared& shared, int warp) {
   const i32 steps = step_count(args, facts.block);
   if (steps == 0) return;
-  const bool loads = threadIdx.x % kWarpgroup == 0;
-  Loader loader(args, facts, shared);
-  if (loads) {
-    loader.load_keys();
-    for (int stage = 0; stage < kStages; ++stage) loader.load_step();
-  }
-  __syncwarp();
+  const bool loads = threadIdx.x == kLoader;
+  Loader loader(args, facts.block, shared);
+  for (int stage = 0; stage < kStages; ++stage) loader.skip_step();
+  loader.left -= kStages;
   Summer summer{args, facts, shared, warp, first_place(args, facts.block), {}, {}};
   wait_barrier(shared.keys_full(), 0);
   if (facts.clean_keys < kBlockKeys) {
@@ -180,10 +196,9 @@ inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, cons
   }
 #pragma unroll 1
   for (i32 step = 0; step < steps; ++step) {
+    if (kDeterministic && args.query_sums != nullptr && summer.begins_group()) summer.ask_turn();
     wait_barrier(shared.gradients_full(half_of(step)), half_phase(step));
-    if (step > 0 && loads) loader.load_step();
-    __syncwarp();
-    summer.step(step);
+    summer.step(step, step == steps - 1, loader, step > 0 && loads);
   }
   if constexpr (kDeterministic) summer.pass_turn();
 }

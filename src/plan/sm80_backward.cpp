@@ -261,8 +261,9 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
 
 i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan) {
   const i64 key_pairs = backward_blocks(problem, plan.query_block, plan.key_block).key_pairs;
-  if (plan.takes_turns) return std::max<i64>(key_pairs, 1);
-  if (!limits_keys(problem.rules) || problem.max_queries == 0 || problem.group() == 0) return 1;
+  const bool turns_of_sm80 = plan.takes_turns && plan.family != "sm90";
+  if (turns_of_sm80) return std::max<i64>(key_pairs, 1);
+  if ((!limits_keys(problem.rules) && !plan.takes_turns) || problem.max_queries == 0 || problem.group() == 0) return 1;
   const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
                   (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
   const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);

@@ -58,7 +58,7 @@ i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block);
 /// Why a call has too many blocks of these; empty where it has not.
 std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants);
 /// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
-/// turns, the more heads the fewer blocks wait for each other.
+/// turns, the more heads the fewer blocks wait for each other; family sm90 is so fast that memory cannot feed all heads at once.
 i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan);
 /// Linear in the tokens.
 Regions backward_regions(const Problem& problem, const BackwardConstants& constants);

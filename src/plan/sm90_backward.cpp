@@ -14,12 +14,15 @@ namespace {
 
 constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8, kBackwardThreads = 384;
 
-/// By the wider of the two head dims.
+/// The first row of a width that takes a call's rules is its own.
 struct Sm90BackwardTiles {
-  i32 width, query_block, stages, pace, sum_registers, key_registers;
+  i32 width;     // the wider of the two head dims
+  bool natural;  // takes score rules
+  i32 query_block, stages, pace, sum_registers, key_registers;
 };
-constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, 64, 4, 80, 64, 216},
-                                        Sm90BackwardTiles{128, 64, 3, 80, 64, 216}};
+constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 64, 216},
+                                        Sm90BackwardTiles{64, true, 64, 4, 32, 64, 216},
+                                        Sm90BackwardTiles{128, true, 64, 3, 32, 64, 216}};
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kSm90BackwardReached = 0.55;
@@ -28,8 +31,9 @@ i32 sm90_backward_width(i64 head_dim) { return head_dim <= 64 ? 64 : 128; }
 
 BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i32 value_width) {
   const Sm90BackwardTiles& tiles =
-      *std::find_if(kSm90BackwardTiles.begin(), kSm90BackwardTiles.end(),
-                    [&](const Sm90BackwardTiles& row) { return row.width == std::max(head_width, value_width); });
+      *std::find_if(kSm90BackwardTiles.begin(), kSm90BackwardTiles.end(), [&](const Sm90BackwardTiles& row) {
+        return row.width == std::max(head_width, value_width) && row.natural >= rules.natural;
+      });
   rules.head_width = head_width;
   rules.value_width = value_width;
   rules.query_block = tiles.query_block;
@@ -149,17 +153,17 @@ std::vector<Program> planned_backward_sm90_programs(const Machine& machine) {
   const auto add = [&](BackwardSm90Constants rules, i32 width) {
     programs.push_back(backward_sm90_program(with_tiles(rules, width, width)));
   };
-  for (const Sm90BackwardTiles& tiles : kSm90BackwardTiles) {
+  for (const i32 width : {64, 128}) {
     for (const bool limits_keys : {false, true})
       for (const bool deterministic : {false, true}) {
         BackwardSm90Constants rules;
         rules.limits_keys = limits_keys;
         rules.deterministic = deterministic;
-        add(rules, tiles.width);
+        add(rules, width);
       }
     BackwardSm90Constants all;
     all.limits_keys = all.natural = all.softcap = all.alibi = true;
-    add(all, tiles.width);
+    add(all, width);
   }
   BackwardSm90Constants half;
   half.element = Element::fp16;
