@@ -66,6 +66,10 @@ inline void init_barriers(const Shared& shared) {
 constexpr int half_of(i32 step) { return step & 1; }
 constexpr u32 half_phase(i32 step) { return static_cast<u32>(step >> 1 & 1); }
 
+// Deterministic, and rows do not see every key: the last block of keys takes the first turn. With a causal mask all blocks then
+// begin where they are the first, and go down one behind the other as far apart as they begin.
+constexpr bool kLastKeysFirst = kDeterministic && kLimitsKeys;
+
 // What every role needs to know of the thread block's keys.
 struct Facts {
   KeyBlock block;

@@ -10,6 +10,17 @@
 
 namespace narrows {
 
+// S^T of the next step is multiplied with dK of this one, so that the tensor cores have more to do at once. At 64 columns, where a
+// step has twice the queries, and where logits are made of the scores, ptxas has too few registers for that.
+constexpr bool kScoresAhead = !kNatural && kBlockQueries == kPartRows;
+
+// A step of the walk over query blocks.
+struct Step {
+  i32 number;
+  Place place, next;
+  bool more;  // there is a next one
+};
+
 struct KeyComputer {
   const BackwardSm90Args& args;
   Facts& facts;
@@ -112,36 +123,69 @@ struct KeyComputer {
     if (lane == 0) arrive(shared.gradients_full(half));
   }
 
-  // Returns the lane's part of the head's dslope.
-  float step(i32 number, const Place& place, const Ring& ring, KeySums& dk, ValueSums& dv) const {
-    Scores s, g;
-    Operands p, d;
-    Remainders rest;
+  // Q and facts of a step.
+  void await_queries(const Place& place, const Ring& ring) const {
     const i32 first_row = place.tile * kBlockQueries;
-    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, place.head).scores;
     wait_barrier(shared.queries_full(ring.stage), ring.phase);
     if (first_row < facts.clean.begin || facts.clean.end < first_row + kBlockQueries) clear_unseen(first_row, ring);
+  }
+  void begin_scores_of(Scores& s, const Ring& ring) const {
     begin_scores<kKeyTile, kQueryTile>(s, shared.keys(), shared.queries(ring.stage));
-    wait_products<0>();
-    pin(s);
-    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, first_row));
+  }
+
+  // P^T, as an operand and what that leaves out.
+  void make_weights(Operands& p, Remainders& rest, Scores& s, const Place& place, const ScoreRules<float>& rules,
+                    const Ring& ring) const {
+    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, place.tile * kBlockQueries));
     correct_scores(s, place);
     weigh_step(s, args.units.c, shared.facts(ring.stage));
     pack_operands(p, s);
     keep_remainders(rest, s);
+  }
+
+  // dS^T from dP^T. Returns the lane's part of the head's dslope.
+  float make_gradients(Operands& d, Scores& g, const Operands& p, const Remainders& rest, const Place& place,
+                       const ScoreRules<float>& rules, const Ring& ring) const {
+    const u32 row_facts = shared.facts(ring.stage);
+    differentiate_step(g, p, rest, row_facts + kFactBytes / 2);
+    const Distances away(facts.block, place.tile * kBlockQueries);  // anew: 32 differences would be kept from P^T
+    const float slope = kAlibi ? slope_of(g, away) : 0.f;
+    if constexpr (kSoftcap) pass_softcap(g, p, rest, row_facts, rules, away);
+    pack_operands(d, g);
+    return slope;
+  }
+
+  // ahead: S^T of this step, then of the next one. Returns as make_gradients does.
+  float step(const Step& now, Ring& ring, Scores& ahead, KeySums& dk, ValueSums& dv) const {
+    Scores own, g;
+    Scores& s = kScoresAhead ? ahead : own;
+    Operands p, d;
+    Remainders rest;
+    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, now.place.head).scores;
+    if constexpr (!kScoresAhead) {
+      await_queries(now.place, ring);
+      begin_scores_of(s, ring);
+      wait_products<0>();
+      pin(s);
+    }
+    make_weights(p, rest, s, now.place, rules, ring);
     wait_barrier(shared.outputs_full(ring.stage), ring.phase);
     begin_scores<kValueTile, kOutputTile>(g, shared.values(), shared.outputs(ring.stage));
     begin_sums<kOutputTile>(dv, p, shared.outputs(ring.stage));
     wait_products<1>();
     pin(g);
-    differentiate_step(g, p, rest, shared.facts(ring.stage) + kFactBytes / 2);
-    const Distances away(facts.block, first_row);  // anew: 32 differences would be kept from above
-    const float slope = kAlibi ? slope_of(g, away) : 0.f;
-    if constexpr (kSoftcap) pass_softcap(g, p, rest, shared.facts(ring.stage), rules, away);
-    pack_operands(d, g);
-    store_gradients(d, number);
+    const float slope = make_gradients(d, g, p, rest, now.place, rules, ring);
+    store_gradients(d, now.number);
+    if constexpr (kScoresAhead) wait_products<0>();  // dV has read P^T: three products at once have no room
     begin_sums<kQueryTile>(dk, d, shared.queries(ring.stage));
+    ring.next();
+    if constexpr (kScoresAhead) {
+      // Behind the last step what lies there is multiplied: a product in a branch would make ptxas wait for each.
+      if (now.more) await_queries(now.next, ring);
+      begin_scores_of(s, ring);
+    }
     wait_products<0>();
+    if constexpr (kScoresAhead) pin(s);
     return slope;
   }
 
@@ -157,6 +201,31 @@ struct KeyComputer {
     for (float one : facts.slopes) sum += one;
     const i64 blocks = is_varlen(args.cu_seqlens_k) ? args.key_blocks : i64{args.batch} * args.key_blocks;
     args.slope_sums[head * blocks + facts.block.number] = sum;
+  }
+
+  void walk(i32 steps, KeySums& dk, ValueSums& dv) const {
+    Step now{0, first_place(args, facts.block), {}, true};
+    Ring ring;
+    Scores ahead;
+    if constexpr (kScoresAhead) {
+      await_queries(now.place, ring);
+      begin_scores_of(ahead, ring);
+      wait_products<0>();
+      pin(ahead);
+    }
+    float slope = 0.f;
+#pragma unroll 1
+    for (; now.number < steps; ++now.number) {
+      now.next = now.place;
+      now.next.next(facts.block);
+      now.more = now.number + 1 < steps;
+      slope += step(now, ring, ahead, dk, dv);
+      if (kAlibi && args.slope_sums != nullptr && now.next.head != now.place.head) {
+        store_slope(now.place.head, slope);
+        slope = 0.f;
+      }
+      now.place = now.next;
+    }
   }
 
   // Sums of the lane to the rows of a tile that this warp alone still uses, and from there to memory.
@@ -205,20 +274,7 @@ struct KeyComputer {
         clear_rows<kValueTile>(shared.values(), begin, end);
         publish(warpgroup);
       }
-      Place place = first_place(args, facts.block);
-      Ring ring;
-      float slope = 0.f;
-#pragma unroll 1
-      for (i32 number = 0; number < steps; ++number) {
-        slope += step(number, place, ring, dk, dv);
-        const i32 head = place.head;
-        place.next(facts.block);
-        ring.next();
-        if (kAlibi && args.slope_sums != nullptr && place.head != head) {
-          store_slope(head, slope);
-          slope = 0.f;
-        }
-      }
+      walk(steps, dk, dv);
       pin(dk);
       pin(dv);
     } else if (kAlibi && facts.block.broken && args.slope_sums != nullptr) {
@@ -251,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (threadIdx.x == kLoader)
     for (const TensorMap* map : {&args.k_map, &args.v_map, &args.q_map, &args.dout_map}) prefetch_map(*map);
-  const KeyBlock block = find_key_block(args, claim_block(args, facts));
+  const KeyBlock block = find_key_block(args, claim_block(args, facts), kLastKeysFirst);
   if (block.rows == 0) return;
   if (threadIdx.x == kLoader) {
     if (shared.base % kTileAlignment != 0) __trap();

@@ -112,7 +112,9 @@ struct Summer {
   void ask_turn() {
     const KeyBlock& block = facts.block;
     const i32 first = place.tile / kGroup * kGroup;
-    now.number = static_cast<u32>(block.first / kBlockKeys - first_key_block(args, block, first, kGroup));
+    const i32 own = block.first / kBlockKeys;
+    now.number = static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
+                                                 : own - first_key_block(args, block, first, kGroup));
     now.at = args.turns + query_block_number(args, block, place.head, first) * kWarps + warp;
     now.seen = load_relaxed(now.at);
   }
