@@ -70,13 +70,15 @@ constexpr u32 half_phase(i32 step) { return static_cast<u32>(step >> 1 & 1); }
 // begin where they are the first, and go down one behind the other as far apart as they begin.
 constexpr bool kLastKeysFirst = kDeterministic && kLimitsKeys;
 
+// Named barriers: 1 + its number of a warpgroup, and one of all warps of keys.
+constexpr int kAllOfKeys = kKeyWarpgroups + 2;
+
 // What every role needs to know of the thread block's keys.
 struct Facts {
   KeyBlock block;
   Rows rows[kBlockKeys];  // query rows that see a key; what is behind the last one weighs nothing, so it counts as one
-  Rows whole[kKeyWarpgroups];  // that see all keys of a warpgroup
-  Rows clean;                  // query rows whose Q and dO may be read as they are
-  i32 clean_keys;              // the same of K and V; from the block's first key
+  Rows clean;             // query rows whose Q and dO may be read as they are
+  i32 clean_keys;         // the same of K and V; from the block's first key
   u32 index;
   float slopes[kWarps];
   bool far;  // some row of the call has an LSE far out
@@ -94,23 +96,22 @@ inline Rows rows_that_see(const CallArgs& args, const KeyBlock& block, i32 j) {
   return {rows.begin, rows.end == block.queries ? kMostRow : rows.end};
 }
 
-// By all threads. Another barrier must follow.
+// By a thread.
 inline void find_facts(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
-  const i32 key = static_cast<i32>(threadIdx.x);
-  if (key < kBlockKeys) facts.rows[key] = rows_that_see(args, block, block.first + key);
-  __syncthreads();
-  if (key != 0) return;
   facts.block = block;
-  for (int w = 0; w < kKeyWarpgroups; ++w) {
-    const Rows a = facts.rows[w * kPartRows], b = facts.rows[(w + 1) * kPartRows - 1];
-    facts.whole[w] = {max_of(a.begin, b.begin), min_of(a.end, b.end)};
-  }
   // Behind the tensor the engine fills in zeros.
   const bool last = !is_varlen(args.cu_seqlens_q) && block.seeing.end == args.query_rows;
   facts.clean = {block.seeing.begin, last ? kMostRow : block.seeing.end};
   facts.clean_keys =
       !is_varlen(args.cu_seqlens_k) && block.keys == args.key_rows ? kBlockKeys : block.keys - block.first;
-  facts.far = !kNatural && *args.far_rows != 0;
+}
+
+// What only the warps of keys must know, by these, while the first tiles are on their way.
+inline void find_rows(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
+  const i32 key = static_cast<i32>(threadIdx.x);
+  if (key < kBlockKeys) facts.rows[key] = rows_that_see(args, block, block.first + key);
+  if (key == 0) facts.far = !kNatural && *args.far_rows != 0;
+  meet(kAllOfKeys, kWarps * kWarp);
 }
 
 // A step's query head and block of query rows.

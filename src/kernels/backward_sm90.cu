@@ -10,16 +10,8 @@
 
 namespace narrows {
 
-// S^T of the next step is multiplied with dK of this one, so that the tensor cores have more to do at once. At 64 columns, where a
-// step has twice the queries, and where logits are made of the scores, ptxas has too few registers for that.
-constexpr bool kScoresAhead = !kNatural && kBlockQueries == kPartRows;
-
-// A step of the walk over query blocks.
-struct Step {
-  i32 number;
-  Place place, next;
-  bool more;  // there is a next one
-};
+constexpr i32 kWarpRows = 16;
+constexpr u32 kNanPair = 0x7fff7fffu;
 
 struct KeyComputer {
   const BackwardSm90Args& args;
@@ -101,8 +93,9 @@ struct KeyComputer {
   // Scores that the products alone do not give.
   void correct_scores(Scores& s, const Place& place) const {
     const i32 first_row = place.tile * kBlockQueries;
-    const Rows& whole = facts.whole[warpgroup];
-    if (whole.begin <= first_row && first_row + kBlockQueries <= whole.end && !facts.far) return;
+    const Rows &first = facts.rows[warpgroup * kPartRows], &last = facts.rows[(warpgroup + 1) * kPartRows - 1];
+    const bool all = last.begin <= first_row && first_row + kBlockQueries <= min_of(first.end, last.end);
+    if (all && !facts.far) return;
     asm volatile("" ::: "memory");  // a branch: without it each step has the instructions, predicated
     hide_rows(s, first_row);
     if (facts.far) bring_near(s, place);
@@ -123,69 +116,36 @@ struct KeyComputer {
     if (lane == 0) arrive(shared.gradients_full(half));
   }
 
-  // Q and facts of a step.
-  void await_queries(const Place& place, const Ring& ring) const {
+  // Returns the lane's part of the head's dslope.
+  float step(i32 number, const Place& place, const Ring& ring, KeySums& dk, ValueSums& dv) const {
+    Scores s, g;
+    Operands p, d;
+    Remainders rest;
     const i32 first_row = place.tile * kBlockQueries;
+    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, place.head).scores;
     wait_barrier(shared.queries_full(ring.stage), ring.phase);
     if (first_row < facts.clean.begin || facts.clean.end < first_row + kBlockQueries) clear_unseen(first_row, ring);
-  }
-  void begin_scores_of(Scores& s, const Ring& ring) const {
     begin_scores<kKeyTile, kQueryTile>(s, shared.keys(), shared.queries(ring.stage));
-  }
-
-  // P^T, as an operand and what that leaves out.
-  void make_weights(Operands& p, Remainders& rest, Scores& s, const Place& place, const ScoreRules<float>& rules,
-                    const Ring& ring) const {
-    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, place.tile * kBlockQueries));
+    wait_products<0>();
+    pin(s);
+    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, first_row));
     correct_scores(s, place);
     weigh_step(s, args.units.c, shared.facts(ring.stage));
     pack_operands(p, s);
     keep_remainders(rest, s);
-  }
-
-  // dS^T from dP^T. Returns the lane's part of the head's dslope.
-  float make_gradients(Operands& d, Scores& g, const Operands& p, const Remainders& rest, const Place& place,
-                       const ScoreRules<float>& rules, const Ring& ring) const {
-    const u32 row_facts = shared.facts(ring.stage);
-    differentiate_step(g, p, rest, row_facts + kFactBytes / 2);
-    const Distances away(facts.block, place.tile * kBlockQueries);  // anew: 32 differences would be kept from P^T
-    const float slope = kAlibi ? slope_of(g, away) : 0.f;
-    if constexpr (kSoftcap) pass_softcap(g, p, rest, row_facts, rules, away);
-    pack_operands(d, g);
-    return slope;
-  }
-
-  // ahead: S^T of this step, then of the next one. Returns as make_gradients does.
-  float step(const Step& now, Ring& ring, Scores& ahead, KeySums& dk, ValueSums& dv) const {
-    Scores own, g;
-    Scores& s = kScoresAhead ? ahead : own;
-    Operands p, d;
-    Remainders rest;
-    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, now.place.head).scores;
-    if constexpr (!kScoresAhead) {
-      await_queries(now.place, ring);
-      begin_scores_of(s, ring);
-      wait_products<0>();
-      pin(s);
-    }
-    make_weights(p, rest, s, now.place, rules, ring);
     wait_barrier(shared.outputs_full(ring.stage), ring.phase);
     begin_scores<kValueTile, kOutputTile>(g, shared.values(), shared.outputs(ring.stage));
     begin_sums<kOutputTile>(dv, p, shared.outputs(ring.stage));
     wait_products<1>();
     pin(g);
-    const float slope = make_gradients(d, g, p, rest, now.place, rules, ring);
-    store_gradients(d, now.number);
-    if constexpr (kScoresAhead) wait_products<0>();  // dV has read P^T: three products at once have no room
+    differentiate_step(g, p, rest, shared.facts(ring.stage) + kFactBytes / 2);
+    const Distances away(facts.block, first_row);  // anew: 32 differences would be kept from above
+    const float slope = kAlibi ? slope_of(g, away) : 0.f;
+    if constexpr (kSoftcap) pass_softcap(g, p, rest, shared.facts(ring.stage), rules, away);
+    pack_operands(d, g);
+    store_gradients(d, number);
     begin_sums<kQueryTile>(dk, d, shared.queries(ring.stage));
-    ring.next();
-    if constexpr (kScoresAhead) {
-      // Behind the last step what lies there is multiplied: a product in a branch would make ptxas wait for each.
-      if (now.more) await_queries(now.next, ring);
-      begin_scores_of(s, ring);
-    }
     wait_products<0>();
-    if constexpr (kScoresAhead) pin(s);
     return slope;
   }
 
@@ -203,54 +163,55 @@ struct KeyComputer {
     args.slope_sums[head * blocks + facts.block.number] = sum;
   }
 
-  void walk(i32 steps, KeySums& dk, ValueSums& dv) const {
-    Step now{0, first_place(args, facts.block), {}, true};
-    Ring ring;
-    Scores ahead;
-    if constexpr (kScoresAhead) {
-      await_queries(now.place, ring);
-      begin_scores_of(ahead, ring);
-      wait_products<0>();
-      pin(ahead);
-    }
-    float slope = 0.f;
-#pragma unroll 1
-    for (; now.number < steps; ++now.number) {
-      now.next = now.place;
-      now.next.next(facts.block);
-      now.more = now.number + 1 < steps;
-      slope += step(now, ring, ahead, dk, dv);
-      if (kAlibi && args.slope_sums != nullptr && now.next.head != now.place.head) {
-        store_slope(now.place.head, slope);
-        slope = 0.f;
-      }
-      now.place = now.next;
-    }
-  }
-
   // Sums of the lane to the rows of a tile that this warp alone still uses, and from there to memory.
   template <SmemTile tile, int n>
   void store_results(const float (&sums)[1][n][4], u32 to, const TensorArg& tensor, i32 columns, float factor) const {
     const KeyBlock& block = facts.block;
-    const int first = kPartRows * warpgroup + 16 * warp;
-    const float nan = as_float(0x7fffffffu);
+    const int first = kPartRows * warpgroup + kWarpRows * warp;
 #pragma unroll
     for (int j = 0; j < n; j += 2) {
       const auto pair = [&](int m) {
-        const bool exists = block.first + first + m % 2 * 8 + lane / 4 < block.keys;
-        float x[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          x[e] = block.broken ? nan : exists ? sums[0][j + m / 2][m % 2 * 2 + e] * factor : 0.f;
-        return pack(x[0], x[1]);
+        const float* const two = &sums[0][j + m / 2][m % 2 * 2];
+        return pack(two[0] * factor, two[1] * factor);
       };
       store_matrices(to + tile.offset(first + lane % 16, j + lane / 16), pair(0), pair(1), pair(2), pair(3));
     }
     __syncwarp();
-    if (tensor.data)
-      store_any_rows<tile>(
-          to, first, min_of(block.rows - first, 16),
-          rows_of(tensor, block.sequence, block.first_key + block.first + first, block.kv_head, columns));
+    const i32 keys = block.broken ? 0 : clamp_to(block.keys - block.first - first, 0, kWarpRows);
+    if (keys < kWarpRows) {  // what does not exist
+      fill_rows<tile>(to, first + keys, first + kWarpRows, block.broken ? kNanPair : 0);
+      __syncwarp();
+    }
+    if (tensor.data == nullptr) return;
+    const i32 rows = min_of(block.rows - first, kWarpRows);
+    const GlobalRows at =
+        rows_of(tensor, block.sequence, block.first_key + block.first + first, block.kv_head, columns);
+    if (rows == kWarpRows && columns * kElementBytes == tile.row_bytes && at.column_stride == kElementBytes &&
+        (reinterpret_cast<u64>(at.first) | static_cast<u64>(at.row_stride)) % kUnitBytes == 0)
+      store_whole_rows<tile>(to, first, at);
+    else
+      store_any_rows<tile>(to, first, rows, at);
+  }
+
+  // The same word everywhere.
+  template <SmemTile tile> void fill_rows(u32 to, i32 begin, i32 end, u32 word) const {
+    constexpr int units = tile.row_bytes / kUnitBytes;
+    for (i32 index = begin * units + lane; index < end * units; index += kWarp)
+      store_shared128(to + tile.offset(index / units, index % units), {word, word, word, word});
+  }
+  // A warp's rows, all of which are whole units: many loads at once.
+  template <SmemTile tile> void store_whole_rows(u32 from, int first, const GlobalRows& to) const {
+    constexpr int units = tile.row_bytes / kUnitBytes, at_once = kWarp / units, rounds = kWarpRows / at_once;
+    const int row = lane / units, unit = lane % units;
+    u32 words[rounds][4];
+#pragma unroll
+    for (int i = 0; i < rounds; ++i)
+      load_shared128(from + tile.offset(first + row + i * at_once, unit), words[i][0], words[i][1], words[i][2],
+                     words[i][3]);
+    char* at = to.first + row * to.row_stride + unit * kUnitBytes;
+#pragma unroll
+    for (int i = 0; i < rounds; ++i, at += at_once * to.row_stride)
+      *reinterpret_cast<uint4*>(at) = uint4{words[i][0], words[i][1], words[i][2], words[i][3]};
   }
 
   void run() const {
@@ -274,7 +235,20 @@ struct KeyComputer {
         clear_rows<kValueTile>(shared.values(), begin, end);
         publish(warpgroup);
       }
-      walk(steps, dk, dv);
+      Place place = first_place(args, facts.block);
+      Ring ring;
+      float slope = 0.f;
+#pragma unroll 1
+      for (i32 number = 0; number < steps; ++number) {
+        slope += step(number, place, ring, dk, dv);
+        const i32 head = place.head;
+        place.next(facts.block);
+        ring.next();
+        if (kAlibi && args.slope_sums != nullptr && place.head != head) {
+          store_slope(head, slope);
+          slope = 0.f;
+        }
+      }
       pin(dk);
       pin(dv);
     } else if (kAlibi && facts.block.broken && args.slope_sums != nullptr) {
@@ -312,12 +286,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   if (threadIdx.x == kLoader) {
     if (shared.base % kTileAlignment != 0) __trap();
     init_barriers(shared);
-    bring_first(args, block, shared);
   }
-  find_facts(args, block, facts);
+  if (threadIdx.x == 0) find_facts(args, block, facts);
   __syncthreads();
   if (warp < kWarps) {
     grow_registers<kKeyRegisters>();
+    find_rows(args, block, facts);
     KeyComputer{args, facts, shared, warp / 4, warp % 4, lane}.run();
   } else {
     shrink_registers<kSumRegisters>();

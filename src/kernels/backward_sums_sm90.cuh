@@ -53,21 +53,10 @@ struct Loader {
                queries);
     arrive_expecting(outputs, static_cast<u32>(kOutputTile.bytes()));
     load_tile<kOutputTile>(shared.outputs(ring.stage), args.dout_map, outputs, from, kEvictLast);
-    skip_step();
-  }
-  void skip_step() {
     place.next(block);
     ring.next();
   }
 };
-
-// All that the first steps need, by the thread that has made the barriers, while the others look at the keys' rows.
-inline void bring_first(const BackwardSm90Args& args, const KeyBlock& block, const Shared& shared) {
-  Loader loader(args, block, shared);
-  if (loader.left <= 0) return;
-  loader.load_keys();
-  for (int stage = 0; stage < kStages; ++stage) loader.load_step();
-}
 
 // Zeros in rows [begin, end) of a tile, by the threads of a warpgroup.
 template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
@@ -76,9 +65,6 @@ template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
        index += kWarpgroup)
     store_shared128(to + tile.offset(index / units, index % units), {0, 0, 0, 0});
 }
-
-// Named barriers: 1 + its number of a warpgroup, and one of all warps of keys.
-constexpr int kAllOfKeys = kKeyWarpgroups + 2;
 
 // What shows the engine and the tensor cores, to all of a warpgroup, what its threads wrote.
 inline void publish(int warpgroup) {
@@ -188,8 +174,11 @@ inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, cons
   if (steps == 0) return;
   const bool loads = threadIdx.x == kLoader;
   Loader loader(args, facts.block, shared);
-  for (int stage = 0; stage < kStages; ++stage) loader.skip_step();
-  loader.left -= kStages;
+  if (loads) {
+    loader.load_keys();
+    for (int stage = 0; stage < kStages; ++stage) loader.load_step();
+  }
+  __syncwarp();
   Summer summer{args, facts, shared, warp, first_place(args, facts.block), {}, {}};
   wait_barrier(shared.keys_full(), 0);
   if (facts.clean_keys < kBlockKeys) {
