@@ -82,8 +82,6 @@ TEST(Sm90Plan, refuses_by_name_what_it_does_not_compute) {
                                Options{.softcap = 3}, Options{.window = {3, 4}}})
     EXPECT_EQ(refusal(GpuSizes{}, taken), "");
 
-  const Call backward = make_explained_backward(GpuSizes{}.inputs(), {});
-  EXPECT_EQ(refusal(backward), "has no backward");
   for (const char* architecture : {"sm_80", "sm_89", "sm_100", "sm_120"}) {
     const Machine machine = cuda::machine_of(architecture);
     EXPECT_EQ(refusal(make_explained(GpuSizes{}.inputs(), {}), machine),
