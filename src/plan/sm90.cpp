@@ -49,9 +49,6 @@ constexpr std::array kSm90Tiles{
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kReached = 0.64;
 
-/// Of 16-bit elements.
-constexpr i64 kUnitColumns = 8;
-
 constexpr i64 chunked_bytes(i64 rows, i64 columns) { return rows * ceil_div<i64>(columns, 64) * 128; }
 
 }  // namespace

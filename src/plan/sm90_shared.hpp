@@ -7,6 +7,7 @@ namespace narrows::sm90 {
 
 /// The copy engine's unit; tensors begin, and their strides are, at multiples of it.
 inline constexpr i32 kUnitBytes = 16;
+inline constexpr i64 kUnitColumns = 8;  // of 16 bits
 
 std::string device_refusal(const Machine& machine);
 std::string dtype_refusal(const Problem& problem);
