@@ -77,7 +77,7 @@ def deterministic_rates(rows):
 
 
 def shape(row):
-    return tuple(row[name] for name in ("op", "dtype", "d", "sq", "causal"))
+    return tuple(row[name] for name in ("op", "family", "dtype", "d", "sq", "causal"))
 
 
 def gpu_table(rows, kind, deterministic):

@@ -3,6 +3,7 @@
 #include "plan/scratch.hpp"
 #include "plan/sm80_shared.hpp"
 #include "plan/sm90_products.hpp"
+#include "plan/sm90_shared.hpp"
 
 #include <algorithm>
 
@@ -17,7 +18,6 @@ constexpr i32 kMostParts = 240;  // of a row, whose weights take the place of Q'
 /// What a call takes beside its keys, more than with decode_sm80.cu: 22.2 us instead of 19.8 with 1024 keys on an H200.
 constexpr double kMoreBesideKeys = 2.4e-6;  // seconds
 constexpr i32 kWidestHead = 576;
-constexpr i64 kUnitColumns = 8;  // of 16 bits, a copy
 
 i64 shared_bytes(const DecodeConstants& constants) {
   const auto tile = [](i64 rows, i64 columns) { return 2 * rows * round_up(columns, 64); };
@@ -33,15 +33,12 @@ i64 bytes_read(const Problem& problem, const Work& work) {
   return work.fused_bytes / (problem.head_dim + problem.value_dim) * problem.head_dim;
 }
 
-std::string refusal(const Problem& problem, const Machine& machine) {
-  if (machine.compute_capability != 90)
-    return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
-                machine.compute_capability % 10);
-  if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
-    return text("takes bf16 and fp16, not ", problem.dtype);
-  const auto fits = [](i64 width, i64 widest) { return width % kUnitColumns == 0 && width <= widest; };
+std::string wide_decode_refusal(const Problem& problem, const Machine& machine) {
+  if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
+  if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
+  const auto fits = [](i64 width, i64 widest) { return width % sm90::kUnitColumns == 0 && width <= widest; };
   if (!fits(problem.head_dim, kWidestHead) || !fits(problem.value_dim, kWidestValue))
-    return text("decodes head dims that are multiples of ", kUnitColumns, " up to d=", kWidestHead,
+    return text("decodes head dims that are multiples of ", sm90::kUnitColumns, " up to d=", kWidestHead,
                 " dv=", kWidestValue, ", not d=", problem.head_dim, " dv=", problem.value_dim);
   if (problem.bias.given) return "has no bias";
   if (problem.mask.given) return "has no mask";
@@ -69,7 +66,7 @@ Program decode_sm90_program(const DecodeConstants& constants) {
 }
 
 std::variant<Plan, Refusal> consider_sm90_decode(const Problem& problem, const Work& work, const Machine& machine) {
-  if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
+  if (std::string reason = wide_decode_refusal(problem, machine); !reason.empty()) return reason;
   Plan plan;
   plan.family = "sm90";
   plan.decodes = true;
