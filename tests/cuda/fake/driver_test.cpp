@@ -278,7 +278,7 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(115456)));
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(140624)));
   EXPECT_TRUE(state().filled.empty());
 }
 
