@@ -12,8 +12,8 @@ def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=Non
     }  # fmt: skip
 
 
-def grid(op, family="sm80"):
-    for d in (64, 128, 256):
+def grid(op, family="sm80", widths=(64, 128, 256)):
+    for d in widths:
         for sq in (512, 1024, 2048, 4096, 8192, 16384):
             for causal in (False, True):
                 yield row(op, d=d, sq=sq, causal=causal, family=family)
@@ -52,6 +52,18 @@ def hopper():
     yield row(case="varlen", causal=True, h=16, b=32, sq=16384, family="sm90")
 
 
+def hopper_backward():
+    """The same backward, for the head dims that it takes."""
+    yield from grid("backward", "sm90", (64, 128))
+    yield row("backward", case="window1024", causal=True, family="sm90")
+    yield row("backward", dtype="fp16", family="sm90")
+    yield row("backward", case="varlen", causal=True, h=16, b=32, sq=16384, family="sm90")
+    for d in (64, 128):
+        for causal in (False, True):
+            yield row("backward", d=d, sq=2048, causal=causal, case="deterministic", family="sm90")
+    yield row("backward", sq=8192, causal=True, case="deterministic", family="sm90")
+
+
 def decode_row(b, sk, case="", **changes):
     return {**row("decode", b=b, sq=1, h=32, hk=8, case=case), "sk": sk, "causal": True, **changes}
 
@@ -70,8 +82,8 @@ def decode_rows():
     for b in (16, 64):
         yield decode_row(b, 8192, "d64", d=64, dv=64)
     yield decode_row(8, 8192, "d256", d=256, dv=256)
-    for b in (16, 64):
-        yield decode_row(b, 8192, "mla", h=16, hk=1, d=576, dv=512)
+    for b, h in ((16, 16), (64, 16), (128, 16), (64, 64), (128, 64), (128, 128)):
+        yield decode_row(b, 8192, "mla", h=h, hk=1, d=576, dv=512, family="sm90")
 
 
 def all_rows():
@@ -79,6 +91,7 @@ def all_rows():
         yield from grid(op)
         yield from special(op)
     yield from hopper()
+    yield from hopper_backward()
     yield from decode_rows()
 
 
@@ -92,7 +105,7 @@ def plain_of(special_row):
     if op == "decode":
         return decode_row(special_row["b"], special_row["sk"])
     if special_row["case"] == "deterministic":
-        return row(op, d=special_row["d"], sq=special_row["sq"], causal=causal)
+        return row(op, d=special_row["d"], sq=special_row["sq"], causal=causal, family=family)
     return row(op, causal=causal, family=family)
 
 

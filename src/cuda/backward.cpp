@@ -1,5 +1,6 @@
 #include "cuda/backward.hpp"
 
+#include "cuda/backward_sm90.hpp"
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
@@ -23,7 +24,7 @@ ProgramKey key_of(BackwardKernel kernel, const BackwardConstants& constants) {
     bits.add(number, 4);
   for (const i32 number : {constants.warps, constants.copy_bytes}) bits.add(number, 8);
   for (const bool rule : {constants.vector_sums, constants.deterministic, constants.natural, constants.softcap,
-                          constants.alibi, constants.bias, constants.mask, constants.dropout})
+                          constants.alibi, constants.bias, constants.mask, constants.dropout, constants.facts_apart})
     bits.add(rule, 1);
   return bits.key();
 }
@@ -57,6 +58,19 @@ struct Launch {
   const Kernel* kernel = nullptr;
   Grid grid;
 };
+
+/// Whether family sm90 has a kernel of its own for it.
+bool is_sm90(BackwardKernel kernel, const Plan& plan) {
+  return kernel == BackwardKernel::keys && plan.family == "sm90";
+}
+
+Launch launch_of(BackwardKernel which, i64 blocks, const Problem& problem, const Plan& plan, Stream stream) {
+  if (is_sm90(which, plan)) return {&backward_sm90_kernel(problem, stream), backward_sm90_grid(plan, blocks)};
+  const BackwardConstants own = constants_of(which, backward_constants(problem, plan));
+  return {&kernel(problem.device.index, key_of(which, own), stream, [&] { return backward_program(which, own); }),
+          {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),
+           static_cast<unsigned>(backward_shared_bytes(which, own))}};
+}
 
 i64 bytes_of(const Plan& plan, Sm80Region region) { return plan.workspace[static_cast<std::size_t>(region)].bytes; }
 
@@ -107,24 +121,22 @@ BackwardArgs backward_args(const Problem& problem, const Plan& plan, const Buffe
 }
 
 void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const BackwardConstants constants = backward_constants(problem, plan);
   const auto stream = static_cast<Stream>(buffers.stream);
   std::array<Launch, kKernels.size()> launches;
-  for (std::size_t index = 0; index < launches.size(); ++index) {
-    const BackwardKernel which = kKernels[index];
-    const i64 blocks = blocks_of(which, problem, plan);
-    if (blocks == 0) continue;
-    const BackwardConstants own = constants_of(which, constants);
-    launches[index].kernel =
-        &kernel(problem.device.index, key_of(which, own), stream, [&] { return backward_program(which, own); });
-    launches[index].grid = {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),
-                            static_cast<unsigned>(backward_shared_bytes(which, own))};
-  }
+  for (std::size_t index = 0; index < launches.size(); ++index)
+    if (const i64 blocks = blocks_of(kKernels[index], problem, plan))
+      launches[index] = launch_of(kKernels[index], blocks, problem, plan, stream);
   const Scratch scratch(plan, buffers);
   const BackwardArgs args = backward_args(problem, plan, buffers, scratch.data());
   clear_sums(plan, scratch.data(), stream);
-  for (const Launch& next : launches)
-    if (next.kernel) launch(*next.kernel, next.grid, stream, args);
+  for (std::size_t index = 0; index < launches.size(); ++index) {
+    const Launch& next = launches[index];
+    if (!next.kernel) continue;
+    if (is_sm90(kKernels[index], plan))
+      launch(*next.kernel, next.grid, stream, backward_sm90_args(args, problem, plan, buffers));
+    else
+      launch(*next.kernel, next.grid, stream, args);
+  }
 }
 
 void prepare_backward(const Problem& problem, const Plan& plan) {
@@ -132,6 +144,10 @@ void prepare_backward(const Problem& problem, const Plan& plan) {
   const BackwardConstants constants = backward_constants(problem, plan);
   for (const BackwardKernel which : kKernels) {
     if (!is_wanted(which, problem)) continue;
+    if (is_sm90(which, plan)) {
+      prepare_backward_sm90(problem);
+      continue;
+    }
     const BackwardConstants own = constants_of(which, constants);
     const ProgramKey key = key_of(which, own);
     if (!find_kernel(problem.device.index, key)) load_kernel(problem.device.index, key, backward_program(which, own));

@@ -3,7 +3,7 @@
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
-#include "plan/sm80_decode.hpp"
+#include "plan/sm90_decode.hpp"
 #include "shared/decode_line.h"
 
 #include <algorithm>
@@ -105,12 +105,12 @@ void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const
 
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
   args.splits = plan.most_splits;
-  args.fixed_split = narrow(plan.split_keys / kDecodeTile);
+  args.fixed_split = narrow(plan.split_keys / plan.key_block);
   args.line_blocks = narrow(plan.blocks);
   args.by_tile_rows = divider(args.kv_heads);
   args.by_group = divider(args.group);
   args.by_page = divider(args.page_size);
-  if (problem.query_form == QueryForm::dense) set_plain(args, problem, plan, buffers);
+  if (problem.query_form == QueryForm::dense && plan.key_block == kDecodeTile) set_plain(args, problem, plan, buffers);
 }
 
 /// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
@@ -145,7 +145,10 @@ template <class Find> Kernels kernels_of(const Problem& problem, const Plan& pla
   const auto element = static_cast<Element>(problem.dtype);
   const DecodeConstants constants = decode_constants(problem, plan);
   if (appends_rows(problem)) kernels.append = &find(append_key(element), [&] { return append_program(element); });
-  if (has_rows(problem)) kernels.decode = &find(key_of(constants), [&] { return decode_program(constants); });
+  const bool on_hopper = plan.family == "sm90";  // its number of packed rows, in the key, is no other family's
+  if (has_rows(problem))
+    kernels.decode = &find(key_of(constants),
+                           [&] { return on_hopper ? decode_sm90_program(constants) : decode_program(constants); });
   return kernels;
 }
 

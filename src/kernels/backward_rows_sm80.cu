@@ -55,6 +55,17 @@ inline float reference_of_row(const BackwardArgs& args, float lse) {
   return 0.f;
 }
 
+// facts: of the block.
+inline void store_facts(RowFacts* facts, int row, const RowFacts& own) {
+  if constexpr (kFactsApart) {
+    float* const references = &facts->reference;
+    references[fact_place(row)] = own.reference;
+    references[kBlockQueries + fact_place(row)] = own.delta;
+  } else {
+    facts[row] = own;
+  }
+}
+
 // All rows of the block. Returns the thread's part of dsink.
 inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFacts* facts, float sink) {
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow, first = static_cast<int>(threadIdx.x) / kLanesOfRow;
@@ -73,8 +84,9 @@ inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFac
     const float own = exists ? lse[r] : -kInfinity<float>;
     if (exists && args.dlse.data) delta -= dlse[r];
     const Keys seen = exists ? seen_keys(args, block, block.first_row + r) : Keys{0, 0};
-    facts[r] = {kInfinity<float>, 0.f};  // of a row that sees no key nothing counts, whatever it holds
-    if (seen.begin < seen.end && own != -kInfinity<float>) facts[r] = {reference_of_row(args, own), delta};
+    const bool counts = seen.begin < seen.end && own != -kInfinity<float>;
+    // Of a row that sees no key nothing counts, whatever it holds.
+    store_facts(facts, r, counts ? RowFacts{reference_of_row(args, own), delta} : RowFacts{kInfinity<float>, 0.f});
     // A sink is in its row's LSE, so that its weight is at most 1.
     if (own != -kInfinity<float> && sink != -kInfinity<float>)
       dsink -= exp2_approx(min_or_nan((sink - own) * static_cast<float>(kLog2e), 0.f)) * delta;

@@ -1,10 +1,11 @@
 // The line of work of a call (decode_line.h), made by the first warp of each thread block from lengths that only the device knows.
 #pragma once
 #include "kernels/cache_sequences.cuh"
-#include "kernels/decode_tiles.cuh"
 #include "shared/decode_line.h"
 
 namespace narrows {
+
+constexpr int kTileKeys = kBlockKeys;
 
 inline bool has_varlen_queries(const DecodeArgs& args) { return args.cu_seqlens_q.data != nullptr; }
 
@@ -108,6 +109,11 @@ class Line {
     state_.totals = {};
     state_.sequences = broken ? 1 : sequences;
     state_.first = 0;
+  }
+
+  // By a block that has used the room that it gave: what find() needs of it is looked up again. Between barriers.
+  void look_again() {
+    if (state_.planned) look();
   }
 
   // What the block works on next; of kv head -1: nothing. Where it is found, the first warp goes on with gather(whether it is of

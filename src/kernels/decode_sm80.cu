@@ -3,8 +3,8 @@
 //
 // A thread block takes a stretch of the line of all work (decode_rows.cuh). Of one row's tiles of 16 keys its warps take turns;
 // they meet when the stretch or the row ends. A tile's K is asked for when the one before it has been multiplied, its V likewise.
+#include "kernels/decode_join.cuh"
 #include "kernels/decode_plain.cuh"
-#include "kernels/decode_results.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {

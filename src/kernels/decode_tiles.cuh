@@ -6,14 +6,13 @@
 // Lane 4g + c takes of K 16 bytes in every 64 of the rows of keys g and g + 8: a product may add up the head dim in any order
 // that Q shares. Of V it takes 16 bytes in every 128 of the rows of keys 2c, 2c + 1, 2c + 8 and 2c + 9.
 #pragma once
-#include "kernels/cache_rows.cuh"
+#include "kernels/decode_facts.cuh"
 #include "kernels/products.cuh"
 
 namespace narrows {
 
-constexpr int kTileKeys = kBlockKeys;
 constexpr int kRows = kBlockQueries / 8;  // of packed rows, that a lane holds a quarter of the scores of
-constexpr int kKeyTiles = kTileKeys / 8;
+constexpr int kKeyTiles = kBlockKeys / 8;
 
 constexpr int kHeadBytes = kHeadDim * kElementBytes, kValueBytes = kValueDim * kElementBytes;  // of a row
 constexpr int kKeySteps = ceil_div(kHeadBytes, 64), kValueSteps = ceil_div(kValueBytes, 128);
@@ -39,6 +38,8 @@ using ValuePieces = u32[4][kValuePart][4];
 struct DecodeLane {
   int lane = static_cast<int>(threadIdx.x % kWarp);
   int g = lane / 4, c = lane % 4;
+
+  int row(int r) const { return 8 * r + g; }  // packed, of the r-th quarter of scores
 };
 
 // The packed rows of Q, as they are in the tensor; a quarter of a warp's lanes reads from different banks.
@@ -78,10 +79,6 @@ inline void load_piece(u32 (&piece)[4], const char* row, int step_byte, int lane
           piece[i / 2] |= u32{*reinterpret_cast<const unsigned short*>(at)} << i % 2 * 16;
       }
   }
-}
-
-inline const char* from_lane(const char* p, int lane) {
-  return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
 }
 
 // Of a lane's rows of K and V.

@@ -32,19 +32,28 @@ inline i32 first_key_block(const CallArgs& args, const SequenceFacts& facts, i32
   return static_cast<i32>(key_range(args.visibility, rows, facts.shift, facts.keys).begin) / kBlockKeys;
 }
 
+// And the last.
+inline i32 last_key_block(const CallArgs& args, const SequenceFacts& facts, i32 tile, i32 tiles) {
+  const i32 row = tile * kBlockQueries;
+  const Range rows{row, min_of(row + tiles * kBlockQueries, facts.queries)};
+  return (static_cast<i32>(key_range(args.visibility, rows, facts.shift, facts.keys).end) - 1) / kBlockKeys;
+}
+
 // The keys' own sequence. With broken bounds no row can be told whose it is: all results are NaN.
 inline Part find_keys(const BackwardArgs& args, i32 block, i32 dense_sequence, bool reports) {
   if (!is_varlen(args.cu_seqlens_k)) return {dense_sequence, 0, args.key_rows, false};
   return find_sequence(args, key_bounds(args), block, kBlockKeys, reports);
 }
 
-inline KeyBlock find_key_block(const BackwardArgs& args, u32 index) {
+// last_first: a pair's last block of keys begins first.
+inline KeyBlock find_key_block(const BackwardArgs& args, u32 index, bool last_first = false) {
   const bool varlen = is_varlen(args.cu_seqlens_k);
   const i32 kv_heads = args.kv_heads;
   const u32 pairs = static_cast<u32>(varlen ? kv_heads : args.batch * kv_heads);
   const TileNumber tile = tile_number(index, static_cast<u32>(args.key_blocks), pairs, static_cast<u32>(args.section));
-  const i32 number = args.key_blocks - 1 - tile.block;  // with a causal mask the first keys are seen most
-  const bool alone = args.query_rows == 0;              // then no block of query rows reports what is broken
+  // With a causal mask the first keys are seen most.
+  const i32 number = last_first ? tile.block : args.key_blocks - 1 - tile.block;
+  const bool alone = args.query_rows == 0;  // then no block of query rows reports what is broken
   Part keys = find_keys(args, number, tile.pair / kv_heads, alone && index == 0);
   keys.broken |= bounds_break(args, query_bounds(args));
   KeyBlock block{};

@@ -91,6 +91,9 @@ inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
 inline void store_global4(float* at, const float4& x) {
   asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
+inline void store_global2(char* at, u32 a, u32 b) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory");
+}
 // A word that thread blocks share. What changes it releases what was written before and acquires what others released.
 struct SharedWord {
   u64* at;

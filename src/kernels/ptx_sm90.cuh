@@ -1,4 +1,5 @@
-// The instructions of sm_90a that the kernels use, one named function each. Shared addresses are 32-bit (state space .shared).
+// The instructions of sm_90a that the kernels use, one named function each. Shared addresses are 32-bit (state space
+// .shared).
 #pragma once
 #include "kernels/ptx_sm80.cuh"
 #include "shared/forward_sm90_args.h"
@@ -28,6 +29,11 @@ inline void wait_barrier(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// One arrival, once all that the thread has copied asynchronously is there.
+inline void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // ---- the copy engine (TMA)
 constexpr u64 kEvictFirst = 0x12F0000000000000ull, kEvictLast = 0x14F0000000000000ull;  // L2 cache hints
 inline void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
@@ -42,6 +48,12 @@ inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& 
       "l"(&map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence), "l"(hint)
       : "memory");
 }
+// Bytes as they lie, multiples of 16.
+inline void load_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // What lies outside the tensor is not written.
 inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
@@ -54,6 +66,13 @@ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;"
 inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Shared memory that threads wrote, for the engine and the tensor cores.
 inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- time
+inline u32 clock() {
+  u32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  return now;
+}
 
 // ---- warpgroup
 template <int n> inline void shrink_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
@@ -74,11 +93,28 @@ template <int n> inline void pin(float (&x)[1][n][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[0][j][i])::"memory");
 }
 
+// ptxas moves a wait for products up over arithmetic, but not out of its basic block: a branch that is never taken
+// holds it here. not_zero: what ptxas does not know.
+inline void hold_schedule(u32 not_zero) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %0, 0;\n"
+      " @p bra go;\n nanosleep.u32 64;\n"
+      "go:\n}" ::"r"(not_zero)
+      : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                "r"(d)
                : "memory");
+}
+
+// Four of the bytes of a (0 to 3) and b (4 to 7), the lowest first: a digit of the selector each.
+inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
+  u32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+  return bytes;
 }
 
 }  // namespace narrows

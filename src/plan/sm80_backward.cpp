@@ -106,50 +106,6 @@ std::string backward_refusal(const Problem& problem, const Machine& machine) {
   return rows_refusal(problem);
 }
 
-std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants) {
-  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
-  if (std::string reason = blocks_refusal("query rows", blocks.query_blocks, blocks.query_pairs); !reason.empty())
-    return reason;
-  if (std::string reason = blocks_refusal("keys", blocks.key_blocks, blocks.key_pairs); !reason.empty()) return reason;
-  if (problem.dslopes_per_batch && saturating_multiply(problem.batch, problem.heads) > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " slopes of heads in a batch");
-  const i64 dbias = bias_blocks(problem, constants.query_block, constants.key_block);
-  if (dbias > kMostBlocks) return text("takes up to ", kMostBlocks, " tiles of dbias, not ", dbias);
-  return "";
-}
-
-/// Linear in the tokens.
-Regions backward_regions(const Problem& problem, const BackwardConstants& constants) {
-  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
-  const i64 query_blocks = saturating_multiply(blocks.query_pairs, blocks.query_blocks);
-  const i64 rows = saturating_multiply(query_blocks, constants.query_block);
-  const i64 row_of_sums = constants.head_width * static_cast<i64>(sizeof(float));
-  // Of all sequences, a query head: pairs of keys are kv heads.
-  const i64 key_blocks = saturating_multiply(saturating_multiply(blocks.key_pairs, blocks.key_blocks), problem.group());
-  const auto bytes = [](bool wanted, i64 count, i64 size) {
-    return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
-  };
-  return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
-          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
-          {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
-          {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
-          {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
-          {"turns", bytes(constants.deterministic,
-                          saturating_add(backward_turns(problem, constants.query_block, constants.warps), 1),
-                          static_cast<i64>(sizeof(u32)))}};
-}
-
-/// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
-/// turns, the more heads the fewer blocks wait for each other.
-i64 backward_section(const Problem& problem, const Machine& machine, i64 key_pairs, bool takes_turns) {
-  if (takes_turns) return std::max<i64>(key_pairs, 1);
-  if (!limits_keys(problem.rules) || problem.max_queries == 0 || problem.group() == 0) return 1;
-  const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
-                  (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
-  const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);
-  return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
-}
-
 struct KernelNames {
   std::string_view source, function;
 };
@@ -220,6 +176,7 @@ BackwardConstants backward_constants(const Problem& problem, const Plan& plan) {
   constants.resident_blocks = plan.resident_blocks;
   constants.vector_sums = plan.vector_sums;
   constants.deterministic = plan.takes_turns;
+  constants.facts_apart = plan.family == "sm90";
   return constants;
 }
 
@@ -240,6 +197,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
     case BackwardKernel::rows:
       own.head_width = own.value_width = constants.value_width;
       own.natural = constants.natural;
+      own.facts_apart = constants.facts_apart;
       own.copy_bytes = constants.copy_bytes == 16 ? 16 : 0;
       return own;
     case BackwardKernel::queries:
@@ -264,8 +222,52 @@ Program backward_program(BackwardKernel kernel, const BackwardConstants& constan
   config.number("kStages", constants.stages);
   config.flag("kVectorSums", constants.vector_sums);
   config.flag("kDeterministic", constants.deterministic);
+  config.flag("kFactsApart", constants.facts_apart);
   const KernelNames& names = kKernelNames[static_cast<std::size_t>(kernel)];
   return {names.source, names.function, config.text(), constants.element == Element::fp32};
+}
+
+std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants) {
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
+  if (std::string reason = blocks_refusal("query rows", blocks.query_blocks, blocks.query_pairs); !reason.empty())
+    return reason;
+  if (std::string reason = blocks_refusal("keys", blocks.key_blocks, blocks.key_pairs); !reason.empty()) return reason;
+  if (problem.dslopes_per_batch && saturating_multiply(problem.batch, problem.heads) > kMostBlocks)
+    return text("takes up to ", kMostBlocks, " slopes of heads in a batch");
+  const i64 dbias = bias_blocks(problem, constants.query_block, constants.key_block);
+  if (dbias > kMostBlocks) return text("takes up to ", kMostBlocks, " tiles of dbias, not ", dbias);
+  return "";
+}
+
+Regions backward_regions(const Problem& problem, const BackwardConstants& constants) {
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, constants.query_block, constants.key_block);
+  const i64 query_blocks = saturating_multiply(blocks.query_pairs, blocks.query_blocks);
+  const i64 rows = saturating_multiply(query_blocks, constants.query_block);
+  const i64 row_of_sums = constants.head_width * static_cast<i64>(sizeof(float));
+  // Of all sequences, a query head: pairs of keys are kv heads.
+  const i64 key_blocks = saturating_multiply(saturating_multiply(blocks.key_pairs, blocks.key_blocks), problem.group());
+  const auto bytes = [](bool wanted, i64 count, i64 size) {
+    return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
+  };
+  return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
+          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
+          {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
+          {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
+          {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
+          {"turns", bytes(constants.deterministic,
+                          saturating_add(backward_turns(problem, constants.query_block, constants.warps), 1),
+                          static_cast<i64>(sizeof(u32)))}};
+}
+
+i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan) {
+  const i64 key_pairs = backward_blocks(problem, plan.query_block, plan.key_block).key_pairs;
+  const bool turns_of_sm80 = plan.takes_turns && plan.family != "sm90";
+  if (turns_of_sm80) return std::max<i64>(key_pairs, 1);
+  if ((!limits_keys(problem.rules) && !plan.takes_turns) || problem.max_queries == 0 || problem.group() == 0) return 1;
+  const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
+                  (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
+  const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);
+  return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
 }
 
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine) {
@@ -292,8 +294,7 @@ std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const
   plan.vector_sums = constants->vector_sums;
   plan.takes_turns = constants->deterministic;
   plan.shared_bytes = backward_shared_bytes(*constants);
-  plan.section = backward_section(
-      problem, machine, backward_blocks(problem, plan.query_block, plan.key_block).key_pairs, constants->deterministic);
+  plan.section = backward_section(problem, machine, plan);
   plan.workspace = backward_regions(problem, *constants);
   const double rate =
       machine.flops_per_second * backward_reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);

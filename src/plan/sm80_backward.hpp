@@ -22,6 +22,7 @@ struct BackwardConstants {
   i32 copy_bytes = 0, resident_blocks = 0;
   bool vector_sums = false;    // four sums at once, from compute capability 9.0 on
   bool deterministic = false;  // thread blocks add to dQ in turn
+  bool facts_apart = false;    // of rows, as family sm90 reads them (fact_place)
   bool natural = false;        // scores are logits already when they are exponentiated
   bool softcap = false, alibi = false, bias = false, mask = false, dropout = false;
 
@@ -53,6 +54,14 @@ Sm80BackwardBlocks backward_blocks(const Problem& problem, i64 query_block, i64 
 i64 backward_turns(const Problem& problem, i64 query_block, int warps);
 /// Thread blocks of the kernel `bias`.
 i64 bias_blocks(const Problem& problem, i64 query_block, i64 key_block);
+
+/// Why a call has too many blocks of these; empty where it has not.
+std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants);
+/// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
+/// turns, the more heads the fewer blocks wait for each other; family sm90 is so fast that memory cannot feed all heads at once.
+i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan);
+/// Linear in the tokens.
+Regions backward_regions(const Problem& problem, const BackwardConstants& constants);
 
 /// Scratch, in the order of the plan's regions.
 enum class Sm80Region : std::size_t { rows, far_rows, query_sums, slope_sums, sink_sums, turns };

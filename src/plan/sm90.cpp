@@ -2,7 +2,10 @@
 
 #include "plan/sm80.hpp"
 #include "plan/sm80_shared.hpp"
+#include "plan/sm90_backward.hpp"
+#include "plan/sm90_decode.hpp"
 #include "plan/sm90_products.hpp"
+#include "plan/sm90_shared.hpp"
 #include "shared/tile_order.h"
 
 #include <algorithm>
@@ -17,54 +20,63 @@ constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims a
 constexpr i32 kPartRows = 64;                                     // of a warpgroup
 
 /// The first row of a width that takes a call's rules and lengths is its own.
-struct Tiles {
+struct Sm90Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
   i64 least_keys;             // of the longest sequence
-  i32 warpgroups, key_block, stages, fact_slots;
+  i32 warpgroups, key_block, stages, query_stages, fact_slots;
   bool queries_in_registers, own_output_tile;
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
-constexpr std::array kTiles{
-    Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
-    Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
-    Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
-    Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
-    Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
-    Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
-    Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
-    Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
+constexpr std::array kSm90Tiles{
+    Sm90Tiles{64, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{96, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{192, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, false, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kReached = 0.64;
 
-/// The copy engine's unit; tensors begin, and their strides are, at multiples of it.
-constexpr i32 kUnitBytes = 16;
-/// Of 16-bit elements.
-constexpr i64 kUnitColumns = 8;
-
 constexpr i64 chunked_bytes(i64 rows, i64 columns) { return rows * ceil_div<i64>(columns, 64) * 128; }
 
-std::string head_dim_refusal(const Problem& problem) {
-  const auto fits = [](i64 width) { return width % kUnitColumns == 0 && width <= kSm90Widths.back(); };
+}  // namespace
+
+namespace sm90 {
+
+std::string device_refusal(const Machine& machine) {
+  if (machine.compute_capability == 90) return "";
+  return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
+              machine.compute_capability % 10);
+}
+
+std::string dtype_refusal(const Problem& problem) {
+  if (problem.dtype == DType::bf16 || problem.dtype == DType::fp16) return "";
+  return text("takes bf16 and fp16, not ", problem.dtype);
+}
+
+std::string head_dim_refusal(const Problem& problem, i64 widest) {
+  const auto fits = [&](i64 width) { return width % kUnitColumns == 0 && width <= widest; };
   if (fits(problem.head_dim) && fits(problem.value_dim)) return "";
-  return text("takes head dims that are multiples of ", kUnitColumns, " up to ", kSm90Widths.back(),
-              ", not d=", problem.head_dim, " dv=", problem.value_dim);
+  return text("takes head dims that are multiples of ", kUnitColumns, " up to ", widest, ", not d=", problem.head_dim,
+              " dv=", problem.value_dim);
 }
 
 std::string rules_refusal(const Problem& problem) {
   const Rules& rules = problem.rules;
   if (problem.bias.given) return "has no bias";
   if (problem.mask.given) return "has no mask";
-  if (rules.mask.chunk != 0) return "has no chunks";
   if (rules.dropout > 0) return "has no dropout";
   if (rules.key_begin || rules.key_end) return "has no key_begin and key_end";
   if (problem.num_splits > 1) return text("does not split keys, num_splits=", problem.num_splits);
@@ -81,19 +93,22 @@ std::string layout_refusal(std::string_view name, const Layout& layout) {
   return "";
 }
 
-std::string refusal(const Problem& problem, const Machine& machine) {
-  if (machine.compute_capability != 90)
-    return text("needs compute capability 9.0, the device has ", machine.compute_capability / 10, ".",
-                machine.compute_capability % 10);
-  if (problem.operation == Operation::backward) return "has no backward";
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
-  if (problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
-    return text("takes bf16 and fp16, not ", problem.dtype);
-  if (std::string reason = head_dim_refusal(problem); !reason.empty()) return reason;
-  if (std::string reason = rules_refusal(problem); !reason.empty()) return reason;
+}  // namespace sm90
+
+namespace {
+
+using sm90::kUnitBytes;
+
+std::string sm90_refusal(const Problem& problem, const Machine& machine) {
+  if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
+  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages)
+    return text("reads KV caches of head dims above ", kSm90Widths.back(), " alone");
+  if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
+  if (std::string reason = sm90::head_dim_refusal(problem, kSm90Widths.back()); !reason.empty()) return reason;
+  if (std::string reason = sm90::rules_refusal(problem); !reason.empty()) return reason;
   for (const auto& [name, layout] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
-    if (std::string reason = layout_refusal(name, *layout); !reason.empty()) return reason;
+    if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
   if (problem.key_rows == 0) return "needs a key";
   return rows_refusal(problem);
 }
@@ -102,7 +117,7 @@ i32 sm90_width(i64 head_dim) {
   return *std::find_if(kSm90Widths.begin(), kSm90Widths.end(), [&](i32 width) { return width >= head_dim; });
 }
 
-ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Tiles& tiles, Element element, i32 head_width,
+ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& tiles, Element element, i32 head_width,
                                 i32 value_width) {
   ForwardSm90Constants constants = rules;
   constants.element = element;
@@ -112,6 +127,7 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Tiles& tiles, 
   constants.key_block = tiles.key_block;
   constants.warps = 4 * tiles.warpgroups;
   constants.stages = tiles.stages;
+  constants.query_stages = tiles.query_stages;
   constants.fact_slots = tiles.fact_slots;
   constants.bring_registers = tiles.bring_registers;
   constants.compute_registers = tiles.compute_registers;
@@ -131,8 +147,8 @@ ForwardSm90Constants sm90_rules(const Problem& problem) {
   return constants;
 }
 
-const Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
-  return *std::find_if(kTiles.begin(), kTiles.end(), [&](const Tiles& tiles) {
+const Sm90Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
+  return *std::find_if(kSm90Tiles.begin(), kSm90Tiles.end(), [&](const Sm90Tiles& tiles) {
     return tiles.width == width && tiles.limits_keys >= rules.limits_keys && tiles.natural >= rules.natural &&
            tiles.least_keys <= keys;
   });
@@ -144,19 +160,19 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
   const i64 parts = constants.query_block / kPartRows;
   const i64 queries = chunked_bytes(kPartRows, constants.head_width);
   const i64 output = chunked_bytes(kPartRows, constants.value_width);
-  const i64 results = constants.own_output_tile ? queries + output : std::max(queries, output);
+  const i64 results = constants.own_output_tile ? constants.query_stages * queries + output : std::max(queries, output);
   const i64 stage = chunked_bytes(constants.key_block, constants.head_width) +
                     chunked_bytes(constants.key_block, constants.value_width);
   // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
-  const i64 rows = constants.limits_keys ? constants.query_block : 1;
-  const i64 facts = constants.fact_slots * (96 + 8 * (parts + rows)), barriers = 256;
+  const i64 rows = constants.limits_keys ? constants.query_block : 0;
+  const i64 facts = constants.fact_slots * (136 + 16 * parts) + 8 * rows + 56 * constants.warps, barriers = 320;
   return parts * results + constants.stages * stage + facts + barriers;
 }
 
 ForwardSm90Constants forward_sm90_constants(const Problem& problem) {
   const i32 head_width = sm90_width(problem.head_dim), value_width = sm90_width(problem.value_dim);
   const ForwardSm90Constants rules = sm90_rules(problem);
-  const Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
+  const Sm90Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
   return with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
 }
 
@@ -177,6 +193,7 @@ Program forward_sm90_program(const ForwardSm90Constants& constants) {
   config.tiles_and_rules(common, 32 * (constants.warps + 4));
   config.number("kWarpgroups", constants.warps / 4);
   config.number("kStages", constants.stages);
+  config.number("kQueryStages", constants.query_stages);
   config.number("kFactSlots", constants.fact_slots);
   config.number("kTilesBeforeWait", constants.tiles_before_wait);
   config.number("kBringRegisters", constants.bring_registers);
@@ -199,7 +216,9 @@ i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
 }
 
 std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
-  if (std::string reason = refusal(problem, machine); !reason.empty()) return reason;
+  if (problem.operation == Operation::backward) return consider_sm90_backward(problem, work, machine);
+  if (decodes_wide(problem)) return consider_sm90_decode(problem, work, machine);
+  if (std::string reason = sm90_refusal(problem, machine); !reason.empty()) return reason;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const i64 tiles = forward_sm90_tiles(problem, constants.query_block);
   if (tiles > kMostBlocks) return text("takes up to ", kMostBlocks, " blocks of query rows, not ", tiles);
@@ -216,7 +235,7 @@ std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& wo
   plan.thread_blocks = static_cast<int>(std::min<i64>(tiles, machine.multiprocessors));
   plan.shared_bytes = forward_sm90_shared_bytes(constants);
   plan.section = heads_together(problem, machine);
-  // Tiles of one length are dealt out in turn.
+  // Sm90Tiles of one length are dealt out in turn.
   const bool uneven = constants.limits_keys || problem.lengths_on_device;
   if (uneven && tiles > plan.thread_blocks) plan.workspace = {{"tiles taken", kScratchAlignment}};
   plan.prediction =
@@ -229,7 +248,7 @@ std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
   std::vector<Program> programs;
   if (machine.compute_capability != 90) return programs;
   for (const Element element : {Element::bf16, Element::fp16})
-    for (const Tiles& tiles : kTiles)
+    for (const Sm90Tiles& tiles : kSm90Tiles)
       for (const bool limits_keys : {false, true}) {
         if (element == Element::fp16 && tiles.width != kFp16At) continue;
         ForwardSm90Constants rules;

@@ -12,4 +12,8 @@ namespace narrows::sm90 {
 /// they are written here and not by hand.
 std::string products_text(Element element, i32 key_block, i32 value_width);
 
+/// The same of the backward kernel: multiply_scores (S^T, dP^T: 64 keys by query_block), multiply_sums (dV, dK: 64 keys by a width) and
+/// multiply_gradients (dQ: 64 queries by 64 columns, of which A runs down its tile's columns).
+std::string backward_products_text(Element element, i32 query_block, i32 head_width, i32 value_width);
+
 }  // namespace narrows::sm90

@@ -9,6 +9,7 @@ namespace narrows::test {
 namespace {
 
 using GpuBackwardGraph = GpuTest;
+using GpuFamilyBackwardGraph = GpuFamilyTest;
 
 void fill_saved(Attention& a) {
   DeviceCall gpu(a.in(), a.out(), a.options);
@@ -16,7 +17,7 @@ void fill_saved(Attention& a) {
   gpu.download();
 }
 
-TEST_F(GpuBackwardGraph, a_replay_reads_other_lengths) {
+TEST_P(GpuFamilyBackwardGraph, a_replay_reads_other_lengths) {
   Array cu_q = int32_array({0, 60, 131, 200}), used_k = int32_array({90, 60, 110});
   const Array cu_k = int32_array({0, 90, 150, 260});
   Attention a = Attention::packed({1, 200, 260, 2, 1, 64, 64}, DType::bf16);
@@ -25,7 +26,7 @@ TEST_F(GpuBackwardGraph, a_replay_reads_other_lengths) {
   a.options.seqused_k = used_k;
   a.options.causal = Causal::bottom_right;
   a.options.deterministic = true;
-  a.options.family = "sm80";
+  a.options.family = family();
   a.lse.fill(2);  // any saved results: both ways must make the same of them
   a.o.fill_gaussian(5);
   const TestStream stream;
@@ -80,10 +81,10 @@ TEST_F(GpuBackwardGraph, a_capture_that_would_compile_fails_by_name_and_prepare_
 }
 
 /// Without a workspace the call's own scratch is part of the graph.
-TEST_F(GpuBackwardGraph, a_graph_without_a_workspace) {
+TEST_P(GpuFamilyBackwardGraph, a_graph_without_a_workspace) {
   Attention a({1, 90, 120, 2, 1, 64, 64}, DType::bf16);
   a.options.deterministic = true;
-  a.options.family = "sm80";
+  a.options.family = family();
   fill_saved(a);
   const TestStream stream;
   DeviceBackward gpu(a.backward_in(), a.gradients(), a.options);
@@ -100,6 +101,8 @@ TEST_F(GpuBackwardGraph, a_graph_without_a_workspace) {
     EXPECT_TRUE(a.dq.same_bits(dq) && a.dk.same_bits(dk));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GpuFamilyBackwardGraph, kGpuFamilies, family_name);
 
 }  // namespace
 }  // namespace narrows::test

@@ -105,9 +105,9 @@ DeviceKind device_of(const std::string& family) {
   throw std::runtime_error("cases.jsonl: unknown family " + family);
 }
 
-/// fp64 is the CPU's alone; family sm90 computes forward in 16 bits.
-bool concerns(const std::string& family, DType dtype, DeviceKind device, bool backward) {
-  if (family == "sm90" && (backward || dtype == DType::fp32)) return false;
+/// fp64 is the CPU's alone; family sm90 computes in 16 bits.
+bool concerns(const std::string& family, DType dtype, DeviceKind device) {
+  if (family == "sm90" && dtype == DType::fp32) return false;
   return device_of(family) == device && (device == DeviceKind::cpu || dtype != DType::fp64);
 }
 
@@ -350,7 +350,7 @@ std::vector<std::string> case_families(std::size_t index, DeviceKind device, Ope
   const char* const key = backward && json.contains("backward_families") ? "backward_families" : "families";
   std::vector<std::string> named;
   for (const std::string family : json.at(key))
-    if (concerns(family, dtype, device, backward)) named.push_back(family);
+    if (concerns(family, dtype, device)) named.push_back(family);
   return named;
 }
 

@@ -103,6 +103,10 @@ inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
   if (valid) std::memcpy(x, at, sizeof x);
 }
 inline void store_global4(float* at, const float4& x) { std::memcpy(at, &x, sizeof x); }
+inline void store_global2(char* at, u32 a, u32 b) {
+  std::memcpy(at, &a, sizeof a);
+  std::memcpy(at + sizeof a, &b, sizeof b);
+}
 struct SharedWord {
   u64* at;
 

@@ -1,5 +1,5 @@
-// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at once. The
-// matrix products read shared memory as their descriptors say.
+// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at
+// once. The matrix products read shared memory as their descriptors say.
 #pragma once
 #include "kernels/ptx_sm80.cuh"
 #include "shared/forward_sm90_args.h"
@@ -64,6 +64,14 @@ inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& 
   });
   threadIdx.block->arrive(barrier, 0, -bytes);
 }
+inline void load_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+  for (u32 at = 0; at < bytes; at += 4) {
+    u32 word;
+    std::memcpy(&word, static_cast<const char*>(from) + at, sizeof word);
+    put_shared(to + at, word);
+  }
+  threadIdx.block->arrive(barrier, 0, -static_cast<long>(bytes));
+}
 inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
   visit_box(map, from, at, [](u32 byte, char* element) {
     const auto x = shared_at<unsigned short>(byte);
@@ -75,6 +83,26 @@ inline void commit_stores() {}
 inline void wait_stores_read() {}
 inline void wait_stores() {}
 inline void fence_async_shared() {}
+
+inline u32 clock() {
+  thread_local u32 now = 0;
+  return now += 1024;
+}
+inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
+  u32 bytes = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 digit = selector >> 4 * i & 7u;
+    bytes |= ((digit < 4 ? a : b) >> 8 * (digit % 4) & 0xffu) << 8 * i;
+  }
+  return bytes;
+}
+
+// ---- numbers of the whole call
+inline void add_global4(float* at, const float (&x)[4]) {
+  for (int i = 0; i < 4; ++i) std::atomic_ref<float>(at[i]).fetch_add(x[i]);
+}
+inline u32 load_relaxed(const u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+inline void store_release(u32* at, u32 x) { __atomic_store_n(at, x, __ATOMIC_RELEASE); }
 
 // ---- warpgroup
 template <int> void shrink_registers() {}
@@ -92,6 +120,7 @@ inline void pass(int barrier, int threads) {
 inline void fence_products() {}
 inline void commit_products() {}
 template <int> void wait_products() { __syncwarp(); }  // all lanes have read what may be overwritten then
+inline void hold_schedule(u32) {}
 template <int n> void pin(float (&)[1][n][4]) {}
 
 inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {
@@ -136,10 +165,15 @@ inline void rows_of_a(RowsOfA& rows, const u32 (&a)[4], bool fp16) {
     }
 }
 
-template <int n, class A>
-void multiply_on_host(float (&d)[1][n][4], const A& a, u64 b, bool down_columns, int adds, bool fp16) {
-  RowsOfA rows;
-  rows_of_a(rows, a, fp16);
+inline void columns_of_a(RowsOfA& rows, u64 a, bool fp16) {
+  const Described64 tile(a);
+  const u32 first = threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+  for (u32 r = 0; r < 2; ++r)
+    for (u32 k = 0; k < 16; ++k) rows[r][k] = element_of(tile.at(k, first + 8 * r), fp16);
+}
+
+template <int n>
+void multiply_rows_on_host(float (&d)[1][n][4], const RowsOfA& rows, u64 b, bool down_columns, int adds, bool fp16) {
   const Described64 tile(b);
   for (u32 i = 0; i < 4 * n; ++i) {
     const u32 column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
@@ -148,6 +182,19 @@ void multiply_on_host(float (&d)[1][n][4], const A& a, u64 b, bool down_columns,
       sum += rows[i / 2 % 2][k] * element_of(down_columns ? tile.at(k, column) : tile.at(column, k), fp16);
     d[0][i / 4][i % 4] = sum;
   }
+}
+
+template <int n, class A>
+void multiply_on_host(float (&d)[1][n][4], const A& a, u64 b, bool down_columns, int adds, bool fp16) {
+  RowsOfA rows;
+  rows_of_a(rows, a, fp16);
+  multiply_rows_on_host(d, rows, b, down_columns, adds, fp16);
+}
+// Of A the sum runs down the tile's columns as well.
+template <int n> void multiply_columns_on_host(float (&d)[1][n][4], u64 a, u64 b, int adds, bool fp16) {
+  RowsOfA rows;
+  columns_of_a(rows, a, fp16);
+  multiply_rows_on_host(d, rows, b, true, adds, fp16);
 }
 
 }  // namespace narrows

@@ -1,0 +1,197 @@
+// The warpgroup of the sm90 backward kernel that brings the tiles of the others, and sums dQ.
+#pragma once
+#include "kernels/backward_pipeline_sm90.cuh"
+#include "kernels/copy_tile.cuh"
+
+namespace narrows {
+
+// ------------------------------------------------------------------------------------------------------------------ bring
+
+constexpr u32 kLoader = kKeyWarpgroups * kWarpgroup;  // the thread
+
+// A tile, in boxes of 64 columns.
+template <SmemTile tile> inline void load_tile(u32 to, const TensorMap& map, u32 barrier, BoxPlace from, u64 hint) {
+  for (int chunk = 0; chunk < tile.row_bytes / kChunkBytes; ++chunk, from.column += kChunkColumns)
+    load_box(to + static_cast<u32>(chunk * tile.rows * kChunkBytes), map, barrier, from, hint);
+}
+
+// One thread: K and V once, then Q, dO and the rows' facts, kStages steps ahead.
+struct Loader {
+  const BackwardSm90Args& args;
+  const KeyBlock& block;
+  Shared shared;
+  Place place;
+  i32 left;  // steps
+  Ring ring;
+
+  Loader(const BackwardSm90Args& args_, const KeyBlock& block_, const Shared& shared_)
+      : args(args_),
+        block(block_),
+        shared(shared_),
+        place(first_place(args_, block_)),
+        left(step_count(args_, block_)) {}
+
+  void load_keys() const {
+    const BoxPlace from{0, block.first_key + block.first, block.kv_head,
+                        is_varlen(args.cu_seqlens_k) ? 0 : block.sequence};
+    arrive_expecting(shared.keys_full(), static_cast<u32>(kKeyTile.bytes()));
+    load_tile<kKeyTile>(shared.keys(), args.k_map, shared.keys_full(), from, kEvictFirst);
+    arrive_expecting(shared.values_full(), static_cast<u32>(kValueTile.bytes()));
+    load_tile<kValueTile>(shared.values(), args.v_map, shared.values_full(), from, kEvictFirst);
+  }
+
+  // Of the next step, to a stage that is free.
+  void load_step() {
+    if (left-- <= 0) return;
+    const BoxPlace from{0, block.first_query + place.tile * kBlockQueries, place.head,
+                        is_varlen(args.cu_seqlens_q) ? 0 : block.sequence};
+    const u32 queries = shared.queries_full(ring.stage), outputs = shared.outputs_full(ring.stage);
+    arrive_expecting(queries, static_cast<u32>(kQueryTile.bytes()) + kFactBytes);
+    load_tile<kQueryTile>(shared.queries(ring.stage), args.q_map, queries, from, kEvictLast);
+    load_bytes(shared.facts(ring.stage),
+               args.rows + query_block_number(args, block, place.head, place.tile) * kBlockQueries, kFactBytes,
+               queries);
+    arrive_expecting(outputs, static_cast<u32>(kOutputTile.bytes()));
+    load_tile<kOutputTile>(shared.outputs(ring.stage), args.dout_map, outputs, from, kEvictLast);
+    place.next(block);
+    ring.next();
+  }
+};
+
+// Zeros in rows [begin, end) of a tile, by the threads of a warpgroup.
+template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
+  constexpr int units = tile.row_bytes / kUnitBytes;
+  for (i32 index = begin * units + static_cast<i32>(thread_index()) % kWarpgroup; index < end * units;
+       index += kWarpgroup)
+    store_shared128(to + tile.offset(index / units, index % units), {0, 0, 0, 0});
+}
+
+// What shows the engine and the tensor cores, to all of a warpgroup, what its threads wrote.
+inline void publish(int warpgroup) {
+  fence_async_shared();
+  meet(1 + warpgroup, kWarpgroup);
+}
+
+// --------------------------------------------------------------------------------------------------------------------- dQ
+
+// Deterministic: key blocks add to some query blocks, a group, in their order; each warp after the same warp of the key block
+// before, as in backward_sm80.cu.
+constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks
+
+struct Turn {
+  u32* at = nullptr;
+  u32 number = 0, seen = 0;
+};
+
+struct Summer {
+  const BackwardSm90Args& args;
+  const Facts& facts;
+  Shared shared;
+  int warp;  // within the warpgroup
+  Place place;
+  Turn now, before;
+
+  bool begins_group() const { return place.tile % kGroup == 0 || place.tile == facts.block.begin_tile; }
+  bool ends_group() const { return place.tile % kGroup == kGroup - 1 || place.tile == facts.block.end_tile - 1; }
+
+  // Whose turn it is, asked before it must be known.
+  void ask_turn() {
+    const KeyBlock& block = facts.block;
+    const i32 first = place.tile / kGroup * kGroup;
+    const i32 own = block.first / kBlockKeys;
+    now.number = static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
+                                                 : own - first_key_block(args, block, first, kGroup));
+    now.at = args.turns + query_block_number(args, block, place.head, first) * kWarps + warp;
+    now.seen = load_relaxed(now.at);
+  }
+  // It adds only once it has seen its number: a branch is enough of an order, as what others added before was made by the memory
+  // before their number was stored.
+  void await_turn() {
+    while (now.seen != now.number) now.seen = load_relaxed(now.at);
+    __syncwarp();
+  }
+  // A step later, when what the warp has added is there: at once it would wait for that.
+  void pass_turn() {
+    if (before.at == nullptr) return;
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) store_release(before.at, before.number + 1);
+    before = {};
+  }
+
+  // 64 query rows and 64 columns of dS K.
+  using Part = float[1][kChunkColumns / 8][4];
+  void begin_part(Part& part, int half, int row_part, int chunk) const {
+    const u64 a = descriptor_along_rows(shared.gradients(half) + static_cast<u32>(row_part * kBlockKeys * kChunkBytes));
+    const u64 b = descriptor_down_columns(shared.keys() + static_cast<u32>(chunk * kBlockKeys * kChunkBytes), kKeyTile);
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < kBlockKeys / 16; ++i)
+      multiply_gradients(part, a + step_down_columns(i), b + step_down_columns(i), i > 0);
+    commit_products();
+  }
+
+  // A burst would hold up what the other warps have in shared memory: one sum of four goes each kPace clocks.
+  void send(const Part& part, float* to, bool last) const {
+    const u32 start =
+        clock() - (last ? kPace * kChunkColumns / 8 : 0);  // behind the last step the others wait for this
+#pragma unroll
+    for (int j = 0; j < kChunkColumns / 8; ++j) {
+      while (clock() - start < static_cast<u32>(j * kPace)) {
+      }
+      add_global4(to + j * 4 * kWarp, part[0][j]);
+    }
+  }
+
+  void step(i32 number, bool last, Loader& loader, bool loads) {
+    constexpr int row_parts = kBlockQueries / kPartRows, chunks = kHeadDim / kChunkColumns;
+    const int half = half_of(number);
+    float* const sums = args.query_sums + query_block_number(args, facts.block, place.head, place.tile) * kSumsOfBlock +
+                        static_cast<i32>(threadIdx.x) % kWarp * 4;
+#pragma unroll
+    for (int index = 0; index < row_parts * chunks; ++index) {
+      const int row_part = index / chunks, chunk = index % chunks;
+      Part part;
+      begin_part(part, half, row_part, chunk);
+      if (index == 0) {
+        if (loads) loader.load_step();
+        __syncwarp();
+      }
+      if (kDeterministic && index == 0) pass_turn();
+      wait_products<0>();
+      if (index == row_parts * chunks - 1 && threadIdx.x % kWarp == 0) arrive(shared.gradients_empty(half));
+      pin(part);
+      if (args.query_sums == nullptr) continue;
+      if (kDeterministic && index == 0 && begins_group()) await_turn();
+      send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0), last);
+    }
+    if (kDeterministic && args.query_sums != nullptr && ends_group()) before = now;
+    place.next(facts.block);
+  }
+};
+
+inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, const Shared& shared, int warp) {
+  const i32 steps = step_count(args, facts.block);
+  if (steps == 0) return;
+  const bool loads = threadIdx.x == kLoader;
+  Loader loader(args, facts.block, shared);
+  if (loads) {
+    loader.load_keys();
+    for (int stage = 0; stage < kStages; ++stage) loader.load_step();
+  }
+  __syncwarp();
+  Summer summer{args, facts, shared, warp, first_place(args, facts.block), {}, {}};
+  wait_barrier(shared.keys_full(), 0);
+  if (facts.clean_keys < kBlockKeys) {
+    clear_rows<kKeyTile>(shared.keys(), facts.clean_keys, kBlockKeys);
+    publish(kKeyWarpgroups);
+  }
+#pragma unroll 1
+  for (i32 step = 0; step < steps; ++step) {
+    if (kDeterministic && args.query_sums != nullptr && summer.begins_group()) summer.ask_turn();
+    wait_barrier(shared.gradients_full(half_of(step)), half_phase(step));
+    summer.step(step, step == steps - 1, loader, step > 0 && loads);
+  }
+  if constexpr (kDeterministic) summer.pass_turn();
+}
+
+}  // namespace narrows

@@ -1,0 +1,62 @@
+// The whole backward kernel of family sm90 on the host: every row sees every key, in any order.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "tests/kernels/device/device.hpp"
+
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what varlen calls alone share; there are none here
+#endif
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(threads, blocks)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#undef __shared__
+#define __shared__
+// Their names have no namespace, and every such test has a kernel of its own.
+#define backward_sm90 backward_sm90_whole
+#define memory memory_backward_whole
+
+namespace whole_of_backward_sm90 {
+#include "shared/backward_sm90_args.h"
+
+namespace narrows {
+[[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
+[[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 128, kWarps = 8,
+                               kThreads = 384, kColumnWarps = 1, kStages = 3, kPace = 80, kCopyBytes = 16,
+                               kSumRegisters = 64, kKeyRegisters = 216, kSharedBytes = 232448;
+[[maybe_unused]] constexpr bool kLimitsKeys = false, kNatural = false, kSoftcap = false, kAlibi = false, kBias = false,
+                                kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false;
+}  // namespace narrows
+
+#include "kernels/ptx_sm90.cuh"
+
+namespace narrows {
+inline void multiply_scores(float (&d)[1][kBlockQueries / 8][4], u64 a, u64 b, int adds) {
+  multiply_on_host(d, a, b, false, adds, false);
+}
+template <int n> void multiply_sums(float (&d)[1][n][4], const u32 (&a)[4], u64 b, int adds) {
+  multiply_on_host(d, a, b, true, adds, false);
+}
+inline void multiply_gradients(float (&d)[1][8][4], u64 a, u64 b, int adds) {
+  multiply_columns_on_host(d, a, b, adds, false);
+}
+}  // namespace narrows
+
+extern "C" {
+alignas(1024) char memory[narrows::kSharedBytes];
+}
+#include "kernels/backward_sm90.cu"
+#undef memory
+
+namespace narrows {
+
+#include "tests/kernels/backward_sm90.inl.hpp"
+
+TEST(KernelBackwardSm90, rows_that_see_every_key_in_any_order) { expect_backward({290, 70}, {150, 37}, {}); }
+
+}  // namespace narrows
+}  // namespace whole_of_backward_sm90
