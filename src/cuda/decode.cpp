@@ -99,6 +99,8 @@ void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const
   args.by_splits = divider(splits);
   args.cuts_alike = splits < wanted || spread_evenly(rows * splits, args.line_blocks, plan.resident_blocks);
   if (problem.batch <= kMostPlain) args.plain_filled = plain_filled(problem, plan, buffers);
+  if (args.plain_filled >= 0 && args.cuts_alike)
+    args.line_blocks = std::clamp(rows * splits, 1, args.line_blocks);  // those that there are, if lengths differ
 }
 
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
@@ -112,11 +114,10 @@ void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const 
 }
 
 /// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
-/// end, or those of the line.
+/// end, or those of the line. Blocks without a piece beside the others would cost 3% (20 sequences of 4096 keys, 76 of them).
 unsigned decode_blocks(const DecodeArgs& args) {
   if (args.plain_filled < 0 || !args.cuts_alike) return static_cast<unsigned>(args.line_blocks);
-  const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
-  return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
+  return static_cast<unsigned>(args.by_rows.divisor * args.by_splits.divisor);
 }
 
 bool has_whole_columns(const Problem& problem) {
