@@ -73,7 +73,7 @@ class Tensors:
 
 def ours(gpu, row, t, stream):
     """A function for each cache."""
-    options = {"causal": 1, "family": b"sm80", "stream": stream, "cache_seqlens": gpu.view(t.lengths)}
+    options = {"causal": 1, "family": row["family"].encode(), "stream": stream, "cache_seqlens": gpu.view(t.lengths)}
     if row["case"].endswith("invariant"):
         options["batch_invariant"] = 1
     if t.table is not None:

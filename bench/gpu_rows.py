@@ -82,8 +82,8 @@ def decode_rows():
     for b in (16, 64):
         yield decode_row(b, 8192, "d64", d=64, dv=64)
     yield decode_row(8, 8192, "d256", d=256, dv=256)
-    for b in (16, 64):
-        yield decode_row(b, 8192, "mla", h=16, hk=1, d=576, dv=512)
+    for b, h in ((16, 16), (64, 16), (128, 16), (64, 64), (128, 64), (128, 128)):
+        yield decode_row(b, 8192, "mla", h=h, hk=1, d=576, dv=512, family="sm90")
 
 
 def all_rows():

@@ -106,7 +106,8 @@ def gpu_decode_table(rows):
     heads = ["b x sk", "sq", "d", "case", "us", "GB/s", "of reading", *(f"{peer} us" for peer in peers), "ratio", "of plain"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
-        cells = [f"{row['b']}x{row['sk']}", *(text_of(row[name]) or "-" for name in ("sq", "d", "case"))]
+        case = f"{row['case']}, {row['h']} heads" if row["case"].startswith("mla") else row["case"] or "-"
+        cells = [f"{row['b']}x{row['sk']}", text_of(row["sq"]), text_of(row["d"]), case]
         cells += [f"{row['ms'] * 1e3:.1f}", f"{row['gbps']:.0f}", f"{row['fraction']:.0%}"]
         cells += [f"{row['peers'][peer] * 1e3:.1f}" if peer in row["peers"] else "-" for peer in peers]
         cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}x {row['against']}")

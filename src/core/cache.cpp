@@ -7,8 +7,10 @@
 namespace narrows {
 namespace {
 
+/// Slots of a sequence. Where there is no page no table's entry is one.
 i64 capacity(const Problem& problem, const Tensor& block_table) {
   if (problem.key_form != KeyForm::pages) return problem.key_rows;
+  if (problem.key_batches == 0) return 0;
   i64 slots = 0;
   return __builtin_mul_overflow(block_table.shape[1], problem.page_size, &slots) || slots > kMostRows ? kMostRows
                                                                                                       : slots;

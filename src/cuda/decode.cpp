@@ -3,7 +3,7 @@
 #include "cuda/call_args.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
-#include "plan/sm80_decode.hpp"
+#include "plan/sm90_decode.hpp"
 #include "shared/decode_line.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ ProgramKey key_of(const DecodeConstants& constants) {
                            constants.warps, constants.copy_bytes, constants.resident_blocks})
     bits.add(number, 8);
   for (const bool rule : {constants.wide, constants.natural, constants.softcap, constants.alibi, constants.bias,
-                          constants.mask, constants.dropout})
+                          constants.mask, constants.dropout, constants.turned})
     bits.add(rule, 1);
   return bits.key();
 }
@@ -50,7 +50,7 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
   args.cached = is_cached(problem);
   args.k_new = tensor_arg(buffers.k_new);
   args.v_new = tensor_arg(buffers.v_new);
-  args.cache_seqlens = indices(buffers.cache_seqlens);
+  if (problem.batch != 0) args.cache_seqlens = indices(buffers.cache_seqlens);  // read ahead, of sequence 0 too
   args.leftpad = indices(buffers.leftpad);
   args.cache_batch_idx = indices(buffers.cache_batch_idx);
   args.cu_seqlens_k_new = indices(buffers.cu_seqlens_k_new);
@@ -71,6 +71,9 @@ void set_cache(DecodeArgs& args, const Problem& problem, const Buffers& buffers)
   args.pages = narrow(problem.key_batches);
 }
 
+/// Sequences whose lengths every thread block of a plain call looks at.
+constexpr i64 kMostPlain = 256;
+
 /// DecodeArgs::plain_filled.
 i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const Mask& mask = problem.rules.mask;
@@ -85,15 +88,40 @@ i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffer
   return narrow(std::max<i64>(most, -1));
 }
 
+/// Of a dense call. Its rows are no more than tiles, which the planner has counted.
+void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const i32 rows_of_sequence = args.kv_heads * narrow(decode_row_tiles(problem, plan.query_block));
+  const i32 rows = args.batch * rows_of_sequence;
+  args.by_rows = divider(std::max(rows, 1));
+  args.by_sequence_rows = divider(std::max(rows_of_sequence, 1));
+  const i32 wanted = most_splits(rows, args.line_blocks);
+  const i32 splits = splits_of(ceil_div(args.capacity, narrow(kDecodeTile)), wanted);
+  args.by_splits = divider(splits);
+  args.cuts_alike = splits < wanted || spread_evenly(rows * splits, args.line_blocks, plan.resident_blocks);
+  if (problem.batch <= kMostPlain) args.plain_filled = plain_filled(problem, plan, buffers);
+}
+
 void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
-  const i32 blocks = narrow(plan.blocks);
   args.splits = plan.most_splits;
-  args.fixed_split = narrow(plan.split_keys / kDecodeTile);
-  args.row_tiles = narrow(decode_row_tiles(problem, plan.query_block));
-  const i32 rows = args.batch * args.kv_heads * args.row_tiles;  // no more than tiles, which the planner has counted
-  args.plain_splits = most_splits(rows, blocks);
-  if (problem.query_form == QueryForm::dense && fills(rows * args.plain_splits, blocks))
-    args.plain_filled = plain_filled(problem, plan, buffers);
+  args.fixed_split = narrow(plan.split_keys / plan.key_block);
+  args.line_blocks = narrow(plan.blocks);
+  args.by_tile_rows = divider(args.kv_heads);
+  args.by_group = divider(args.group);
+  args.by_page = divider(args.page_size);
+  if (problem.query_form == QueryForm::dense && plan.key_block == kDecodeTile) set_plain(args, problem, plan, buffers);
+}
+
+/// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others
+/// end, or those of the line.
+unsigned decode_blocks(const DecodeArgs& args) {
+  if (args.plain_filled < 0 || !args.cuts_alike) return static_cast<unsigned>(args.line_blocks);
+  const i32 pieces = args.by_rows.divisor * args.by_splits.divisor;
+  return static_cast<unsigned>(args.batch == 1 ? pieces : std::max(pieces, args.line_blocks));
+}
+
+bool has_whole_columns(const Problem& problem) {
+  const int bytes = 4 * static_cast<int>(item_size(problem.dtype));
+  return problem.o.unit_last && problem.o.alignment >= bytes && problem.value_dim % 4 == 0;
 }
 
 struct Kernels {
@@ -101,8 +129,14 @@ struct Kernels {
   const Kernel* decode = nullptr;  // null: there is no query row
 };
 
-bool has_rows(const Problem& problem) { return problem.batch * problem.heads * problem.query_rows != 0; }
-bool appends_rows(const Problem& problem) { return problem.appends && problem.batch * problem.new_rows != 0; }
+/// Rows behind a varlen call's last sequence are rows, also where there is no sequence.
+bool has_rows(const Problem& problem) {
+  const bool dense = problem.query_form == QueryForm::dense;
+  return problem.heads * problem.query_rows != 0 && !(dense && problem.batch == 0);
+}
+bool appends_rows(const Problem& problem) {
+  return problem.appends && problem.batch != 0 && problem.new_rows != 0 && problem.kv_heads != 0;
+}
 
 /// find(key, make_program)
 template <class Find> Kernels kernels_of(const Problem& problem, const Plan& plan, const Find& find) {
@@ -110,7 +144,10 @@ template <class Find> Kernels kernels_of(const Problem& problem, const Plan& pla
   const auto element = static_cast<Element>(problem.dtype);
   const DecodeConstants constants = decode_constants(problem, plan);
   if (appends_rows(problem)) kernels.append = &find(append_key(element), [&] { return append_program(element); });
-  if (has_rows(problem)) kernels.decode = &find(key_of(constants), [&] { return decode_program(constants); });
+  const bool on_hopper = plan.family == "sm90";  // its number of packed rows, in the key, is no other family's
+  if (has_rows(problem))
+    kernels.decode = &find(key_of(constants),
+                           [&] { return on_hopper ? decode_sm90_program(constants) : decode_program(constants); });
   return kernels;
 }
 
@@ -130,14 +167,19 @@ DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& 
   args.v = tensor_arg(buffers.v);
   args.o = tensor_arg(buffers.o);
   args.lse = tensor_arg(buffers.lse);
+  args.whole_columns = has_whole_columns(problem);
   args.kv_heads = narrow(problem.kv_heads);
   set_cache(args, problem, buffers);
   set_line(args, problem, plan, buffers);
-  if (bytes_of(plan, Sm80DecodeRegion::tickets) == 0) return args;
-  args.tickets = reinterpret_cast<u32*>(scratch);
-  scratch += bytes_of(plan, Sm80DecodeRegion::tickets);
-  args.sums = reinterpret_cast<RowSum*>(scratch);
-  args.outputs = reinterpret_cast<float*>(scratch + bytes_of(plan, Sm80DecodeRegion::sums));
+  const auto take = [&](Sm80DecodeRegion region) {
+    const i64 bytes = bytes_of(plan, region);
+    scratch += bytes;
+    return bytes ? scratch - bytes : nullptr;
+  };
+  args.tickets = reinterpret_cast<u64*>(take(Sm80DecodeRegion::tickets));
+  args.sums = reinterpret_cast<RowSum*>(take(Sm80DecodeRegion::sums));
+  args.outputs = reinterpret_cast<float*>(take(Sm80DecodeRegion::outputs));
+  if (appends_rows(problem)) args.refused = reinterpret_cast<i32*>(take(Sm80DecodeRegion::refused));
   return args;
 }
 
@@ -152,8 +194,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
   if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
   if (!kernels.decode) return;
-  if (args.tickets) clear(args.tickets, bytes_of(plan, Sm80DecodeRegion::tickets), stream);
-  const Grid grid{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps),
+  const Grid grid{decode_blocks(args), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};
   launch(*kernels.decode, grid, stream, args);
 }

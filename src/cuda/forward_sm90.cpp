@@ -16,7 +16,8 @@ ProgramKey key_of(const ForwardSm90Constants& constants) {
   for (const i32 size : {constants.head_width, constants.value_width, constants.query_block, constants.key_block})
     bits.add(size, 16);
   bits.add(kKernelNumber, 4);
-  for (const i32 number : {static_cast<i32>(constants.element), constants.stages, constants.fact_slots})
+  for (const i32 number :
+       {static_cast<i32>(constants.element), constants.stages, constants.query_stages, constants.fact_slots})
     bits.add(number, 4);
   for (const i32 number :
        {constants.warps, constants.bring_registers, constants.compute_registers, constants.tiles_before_wait + 1})
@@ -42,7 +43,7 @@ ForwardSm90Args sm90_args(const Problem& problem, const Plan& plan, const Buffer
   args.k_map = keys(buffers.k, problem.head_dim);
   args.v_map = keys(buffers.v, problem.value_dim);
   args.o_map = queries(buffers.o, problem.value_dim);
-  args.tiles = static_cast<u32>(tiles);
+  args.set_tiles(static_cast<u32>(tiles / args.blocks));
   return args;
 }
 

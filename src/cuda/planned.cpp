@@ -7,6 +7,7 @@
 #include "plan/sm80_merge.hpp"
 #include "plan/sm90.hpp"
 #include "plan/sm90_backward.hpp"
+#include "plan/sm90_decode.hpp"
 
 #include <algorithm>
 #include <array>
@@ -56,6 +57,7 @@ std::vector<Program> planned_programs(std::string_view architecture) {
   for (Program& program : planned_forward_sm90_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_backward_sm90_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_decode_programs(machine)) programs.push_back(std::move(program));
+  for (Program& program : planned_decode_sm90_programs(machine)) programs.push_back(std::move(program));
   for (Program& program : planned_merge_programs()) programs.push_back(std::move(program));
   return programs;
 }

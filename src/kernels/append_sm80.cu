@@ -1,25 +1,41 @@
-// New keys and values to a cache or to pages, keys turned by their positions, before the decode kernel reads them. Thread blocks
-// take every so many of a sequence's new rows. A sequence that breaks a rule gets none.
+// New keys and values to a cache or to pages, keys turned by their positions, before the decode kernel reads them. Thread
+// blocks take every so many of a sequence's new rows. A sequence that breaks a rule gets none, and its results become NaN: the
+// decode kernel is told, whose thread blocks each read only some of the table.
 #include "kernels/cache_rows.cuh"
 
 namespace narrows {
 
-// Whether all pages in which a row sees a key, or a new key belongs, are pages.
+// From the first to the last key that a row of the sequence sees. Rows with bounds of their own are looked at one by one, by
+// every warp.
+inline Keys seen_by_rows(const DecodeArgs& args, const CacheFacts& facts) {
+  const RowBounds bounds = row_bounds(args, facts);
+  if (bounds.same_for_all()) {
+    const Range all = key_range(args.visibility, bounds, {0, facts.queries}, facts.shift, facts.keys);
+    return {static_cast<i32>(all.begin), static_cast<i32>(all.end)};
+  }
+  Keys hull{facts.keys, 0};
+#pragma unroll 1
+  for (i32 i = static_cast<i32>(threadIdx.x % kWarp); i < facts.queries; i += kWarp) {
+    const Keys seen = seen_keys(args, facts, i);
+    if (seen.begin < seen.end) hull = {min_of(hull.begin, seen.begin), max_of(hull.end, seen.end)};
+  }
+  return {__reduce_min_sync(~0u, hull.begin), __reduce_max_sync(~0u, hull.end)};
+}
+
+// Whether the table's entries between the first and the last key that a row sees, and those of new keys, are pages.
 inline bool has_pages(const DecodeArgs& args, const CacheFacts& facts, bool reports) {
   if (args.table == nullptr) return true;
-  const Range seen = key_range(args.visibility, {0, facts.queries}, facts.shift, facts.keys);
-  const i64 first_new = facts.keys - facts.new_keys;
-  const bool sees = seen.begin < seen.end;
-  const i64 begin = facts.first_key + (sees ? min_of(seen.begin, first_new) : first_new);
-  const i64 between =
-      facts.first_key + (sees ? seen.end : first_new);  // pages from here to the first new key are not read
   bool broken = false;
-  for (i64 page = begin / args.page_size + threadIdx.x; page * args.page_size < facts.first_key + facts.keys;
-       page += kThreads) {
-    if (page * args.page_size >= between && (page + 1) * args.page_size <= facts.first_key + first_new) continue;
-    const i32 entry = args.table[facts.row * args.table_row + page * args.table_stride];
-    broken |= breaks(args, reports, facts.sequence, value_breach(StatusCode::block_table, entry, args.pages - 1));
-  }
+  const auto look = [&](i64 begin, i64 end) {  // slots
+    if (begin >= end) return;
+    for (i64 page = begin / args.page_size + threadIdx.x; page * args.page_size < end; page += kThreads) {
+      const i32 entry = args.table[facts.row * args.table_row + page * args.table_stride];
+      broken |= breaks(args, reports, facts.sequence, value_breach(StatusCode::block_table, entry, args.pages - 1));
+    }
+  };
+  const Keys seen = seen_by_rows(args, facts);
+  look(i64{facts.first_key} + seen.begin, i64{facts.first_key} + seen.end);
+  look(facts.filled, i64{facts.filled} + facts.new_keys);
   return !__syncthreads_or(broken);
 }
 
@@ -49,7 +65,7 @@ inline void append_row(const DecodeArgs& args, const CacheFacts& facts, i32 t) {
   const i32 key_pieces = ceil_div(args.head_dim, kPieceElements),
             value_pieces = ceil_div(args.value_dim, kPieceElements);
   const i32 pieces = key_pieces + value_pieces;
-  const Slot slot = slot_of(args, facts, facts.filled + t);
+  const Slot slot = slot_of(args, facts.row, facts.filled + t);
   for (i32 index = static_cast<i32>(threadIdx.x); index < args.kv_heads * pieces; index += kThreads) {
     const i32 head = index / pieces, piece = index % pieces;
     const bool is_key = piece < key_pieces;
@@ -72,9 +88,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
   const i32 sequence = static_cast<i32>(blockIdx.x) % args.batch, first = static_cast<i32>(blockIdx.x) / args.batch;
   const i32 blocks = static_cast<i32>(gridDim.x) / args.batch;
   const bool reports = first == 0;
-  Part queries{sequence, 0, args.query_rows, false};
-  if (args.cu_seqlens_q.data) queries = part_of(args, query_bounds(args), sequence, reports && threadIdx.x == 0);
-  const CacheFacts facts = cache_facts(args, queries, reports && threadIdx.x == 0);
-  if (queries.broken || facts.broken || !has_pages(args, facts, reports)) return;
+  // Bounds that break make every row of the call NaN.
+  const bool no_bounds = bounds_break(args, query_bounds(args), blockIdx.x == 0);
+  const CacheFacts facts =
+      cache_facts(args, part_of(args, query_bounds(args), sequence, false), reports && threadIdx.x == 0);
+  const bool refused = no_bounds || facts.broken || !has_pages(args, facts, reports);
+  if (args.refused && first == 0 && threadIdx.x == 0) args.refused[sequence] = refused;
+  if (refused) return;
   for (i32 t = first; t < facts.new_keys; t += blocks) append_row(args, facts, t);
 }

@@ -8,20 +8,20 @@ namespace narrows {
 
 constexpr int kPieceElements = kUnitBytes / kElementBytes;
 
-// Where slot `slot` of a sequence is: row `number` of batch row or page `row` of k and v. broken: the table's entry is no page, and
-// another takes its place.
+// Where slot `slot` of row `row` of the cache or of the block table is: row `number` of batch row or page `row` of k and v. broken: the
+// table's entry is no page, and another takes its place.
 struct Slot {
   i32 row, number;
   bool broken;
   i32 entry;
 };
 
-inline Slot slot_of(const DecodeArgs& args, const CacheFacts& facts, i32 slot) {
-  if (args.table == nullptr) return {facts.row, slot, false, 0};
-  const u32 size = static_cast<u32>(args.page_size), page = static_cast<u32>(slot) / size;
-  const i32 entry = args.table[facts.row * args.table_row + page * args.table_stride];
-  const i32 row = clamp_to(entry, 0, args.pages - 1);
-  return {row, static_cast<i32>(static_cast<u32>(slot) - page * size), row != entry, entry};
+inline Slot slot_of(const DecodeArgs& args, i32 row, i32 slot) {
+  if (args.table == nullptr) return {row, slot, false, 0};
+  const auto [page, number] = args.by_page.divide(slot);
+  const i32 entry = args.table[row * args.table_row + page * args.table_stride];
+  const i32 nearest = clamp_to(entry, 0, args.pages - 1);
+  return {nearest, number, nearest != entry, entry};
 }
 
 // Element x of a row at a position, turned by the angle of its pair.

@@ -65,6 +65,9 @@ inline void find_cached_keys(const DecodeArgs& args, i32 s, CacheFacts& facts, B
   facts.keys = facts.filled + facts.new_keys - facts.first_key;
 }
 
+// Whether the appending kernel found a page missing.
+inline bool is_refused(const DecodeArgs& args, i32 s) { return args.refused != nullptr && args.refused[s] != 0; }
+
 // The position of query row 0, which rotates its rows.
 inline i32 rotary_base(const DecodeArgs& args, const CacheFacts& facts) {
   return args.rotary_base.data ? at(args.rotary_base, facts.sequence) : facts.filled;

@@ -1,25 +1,16 @@
 // The line of work of a call (decode_line.h), made by the first warp of each thread block from lengths that only the device knows.
 #pragma once
 #include "kernels/cache_sequences.cuh"
-#include "kernels/decode_tiles.cuh"
 #include "shared/decode_line.h"
 
 namespace narrows {
+
+constexpr int kTileKeys = kBlockKeys;
 
 inline bool has_varlen_queries(const DecodeArgs& args) { return args.cu_seqlens_q.data != nullptr; }
 
 inline i32 packed_tiles(const DecodeArgs& args, i32 queries) {
   return static_cast<i32>(ceil_div(static_cast<u32>(queries) * static_cast<u32>(args.group), u32{kBlockQueries}));
-}
-
-// Varlen: whether sequence s, or the rows behind the last one, begins and ends where it may.
-inline bool breaks_bounds(const DecodeArgs& args, i32 s, bool reports) {
-  const Bounds bounds = query_bounds(args);
-  const bool last = s == args.batch;
-  const i32 begin = at(bounds.starts, s), end = last ? bounds.rows : at(bounds.starts, s + 1);
-  return breaks(args, reports, min_of(s, args.batch - 1),
-                last ? bounds_breach(bounds.code, 0, begin, end, true)
-                     : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0));
 }
 
 // Query rows of sequence s; of number `batch`, the rows behind the last one. With broken bounds all rows are sequence 0's.
@@ -63,6 +54,7 @@ inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bo
   line.broken = broken;
   if (broken || s == args.batch) return line;
   static_cast<CacheFacts&>(line) = cache_facts(args, queries, reports);
+  line.broken |= is_refused(args, s);
   line.tiles = tiles_of(args, line);
   return line;
 }
@@ -79,7 +71,6 @@ struct Share {
 
 // In shared memory, because the loop over keys needs every register.
 struct LineState {
-  bool plain;  // its sequences differ in length alone
   bool planned, broken;
   bool found;  // what the block works on next, or that there is nothing
   LineTotals totals;
@@ -97,7 +88,7 @@ inline i32 sums_below(i32 x) {
 #pragma unroll
   for (int below = 1; below < kWarp; below *= 2) {
     const i32 sum = __shfl_up_sync(~0u, x, below);
-    if (static_cast<int>(threadIdx.x) >= below) x += sum;
+    if (static_cast<int>(threadIdx.x % kWarp) >= below) x += sum;
   }
   return x;
 }
@@ -110,95 +101,38 @@ class Line {
       : args_(args), state_(state), own_(own), thread_(static_cast<i32>(threadIdx.x)) {}
 
   void begin() {
-    if (args_.plain_filled >= 0 && begin_plain()) return;
     const i32 sequences = args_.batch + (has_varlen_queries(args_) ? 1 : 0);
-    bool broken = false;
-    if (has_varlen_queries(args_))
-#pragma unroll 1
-      for (i32 s = thread_; s < sequences; s += kThreads) broken |= breaks_bounds(args_, s, blockIdx.x == 0);
-    if (has_varlen_queries(args_)) broken = __syncthreads_or(broken);
+    const bool broken = bounds_break(args_, query_bounds(args_), blockIdx.x == 0);
     if (thread_ != 0) return;
-    state_.plain = state_.planned = state_.found = false;
+    state_.planned = state_.found = false;
     state_.broken = broken;
     state_.totals = {};
     state_.sequences = broken ? 1 : sequences;
     state_.first = 0;
   }
 
-  // What the block works on next; of kv head -1: nothing. Where it is found, the first warp goes on with gather().
+  // By a block that has used the room that it gave: what find() needs of it is looked up again. Between barriers.
+  void look_again() {
+    if (state_.planned) look();
+  }
+
+  // What the block works on next; of kv head -1: nothing. Where it is found, the first warp goes on with gather(whether it is of
+  // other rows of q than what the block worked on before).
   template <class Gather> void next(Share& share, const Gather& gather) {
 #pragma unroll 1
     for (;;) {
       __syncthreads();
-      if (thread_ < kWarp && (state_.plain ? next_plain(share) : state_.planned && find(share))) gather();
+      if (thread_ < kWarp && state_.planned) {
+        const bool same = find_beside(share);
+        if (same || find(share)) gather(!same);
+      }
       __syncthreads();
-      if (state_.plain || state_.found) return;
+      if (state_.found) return;
       look();
     }
   }
 
  private:
-  // The line of a call whose sequences differ in length alone, and little: it is cut without a look at anything else. In few
-  // instructions, since at small calls a warp's walk through the general ones takes longer than the keys.
-  bool begin_plain() {
-    i32 tiles = 0, longest = 0;
-    bool fits = true;
-#pragma unroll 1
-    for (i32 s = thread_ % kWarp; s < args_.batch; s += kWarp) {
-      const i32 filled = plain_filled(s), own = plain_tiles(filled);
-      fits &= static_cast<u32>(filled) <= static_cast<u32>(args_.plain_filled);
-      tiles += own;
-      longest = max_of(longest, own);
-    }
-    longest = __reduce_max_sync(~0u, longest);
-    const bool alike = are_alike(args_.batch, warp_sum(tiles), longest);
-    const bool plain = __all_sync(~0u, fits) && alike;
-    if (thread_ == 0 && plain) {
-      state_.plain = true;
-      state_.cutting.splits = splits_of(longest, args_.plain_splits);
-      state_.unit = static_cast<i32>(blockIdx.x);
-    }
-    return plain;
-  }
-
-  i32 plain_filled(i32 s) const { return args_.cache_seqlens.data ? at(args_.cache_seqlens, s) : args_.capacity; }
-  i32 plain_tiles(i32 filled) const {
-    const u32 keys = static_cast<u32>(filled + (args_.k_new.data ? args_.new_rows : 0));
-    return static_cast<i32>((keys + kTileKeys - 1) / kTileKeys);
-  }
-
-  // By the first warp.
-  bool next_plain(Share& share) {
-    const u32 unit = static_cast<u32>(state_.unit), splits = static_cast<u32>(state_.cutting.splits);
-    const u32 rows = static_cast<u32>(args_.row_tiles * args_.kv_heads), row = unit / splits, s = row / rows;
-    if (s >= static_cast<u32>(args_.batch)) {
-      if (thread_ == 0) share.kv_head = -1;
-      return false;
-    }
-    const u32 tile = (row - s * rows) / static_cast<u32>(args_.kv_heads);
-    if (thread_ == 0) {
-      const i32 filled = plain_filled(static_cast<i32>(s)), tiles = max_of(plain_tiles(filled), 1);
-      LineSequence& sequence = share.sequence;
-      sequence = {};
-      sequence.sequence = sequence.row = static_cast<i32>(s);
-      sequence.filled = filled;
-      sequence.new_keys = args_.k_new.data ? args_.new_rows : 0;
-      sequence.keys = filled + sequence.new_keys;
-      sequence.queries = sequence.rows = args_.query_rows;
-      sequence.shift = sequence.keys - sequence.queries;
-      sequence.tiles = tiles;
-      share.kv_head = static_cast<i32>(row - s * rows - tile * static_cast<u32>(args_.kv_heads));
-      share.tile = static_cast<i32>(tile);
-      share.part = share.begin = static_cast<i32>(unit - row * splits);
-      share.end = share.begin + 1;
-      share.cut = cut_of({static_cast<i32>(splits), 0, false}, tiles);
-      share.slots = unit_slots(static_cast<i32>(row * splits), static_cast<i32>(splits));
-      state_.unit = static_cast<i32>(unit + gridDim.x);
-    }
-    __syncwarp();
-    return true;
-  }
-
   i32 rows_of(const LineSequence& sequence) const { return packed_tiles(args_, sequence.rows) * args_.kv_heads; }
 
   // At the next sequences. How rows are cut follows from all of them.
@@ -225,7 +159,7 @@ class Line {
   }
 
   void plan() {
-    const i32 blocks = static_cast<i32>(gridDim.x), number = static_cast<i32>(blockIdx.x);
+    const i32 blocks = args_.line_blocks, number = static_cast<i32>(blockIdx.x);
     const Cutting cutting = cutting_of(state_.totals, blocks, args_.splits, args_.fixed_split);
     const i32 units = units_of(state_.totals, cutting);
     state_.cutting = cutting;
@@ -243,11 +177,29 @@ class Line {
     state_.planned = true;
   }
 
+  // By the first warp: the row behind the last one, if it differs in its kv head alone. Most rows of ragged batches do.
+  bool find_beside(Share& share) {
+    const i32 unit = state_.unit, left = state_.end - unit, kv_head = share.kv_head + 1;
+    const bool beside = state_.found && state_.cutting.even && left > 0 && kv_head < args_.kv_heads;
+    __syncwarp();
+    if (beside && thread_ == 0) {
+      const i32 pieces = share.cut.pieces;
+      share.kv_head = kv_head;
+      share.begin = share.part = 0;
+      share.end = min_of(pieces, left);
+      share.slots = share.end == pieces ? PartSlots{1, 0, 0, 0} : stretch_slots(state_.deal, unit, pieces);
+      state_.unit = unit + share.cut.units;
+    }
+    __syncwarp();
+    return beside;
+  }
+
   // By the first warp: the sequence of the next unit, if it is in sight.
   bool find(Share& share) {
     const i32 unit = state_.unit, first = state_.first;
     i32 before = state_.before;
     const bool ends = unit >= state_.end || first >= state_.sequences;
+    __syncwarp();
     if (ends && thread_ == 0) share.kv_head = -1;
     bool found = ends;
 #pragma unroll 1
@@ -273,12 +225,12 @@ class Line {
 
   // By the thread that has the sequence. Units of a row's ending are nobody's work.
   void place(Share& share, const LineSequence& own, const Cut& cut, i32 start, i32 unit) {
-    const u32 number = static_cast<u32>(unit - start) / static_cast<u32>(cut.units);
-    const u32 tile = number / static_cast<u32>(args_.kv_heads);
-    const i32 first = start + static_cast<i32>(number) * cut.units;
+    const i32 number = static_cast<i32>(static_cast<u32>(unit - start) / static_cast<u32>(cut.units));
+    const i32 first = start + number * cut.units;
+    const auto [tile, kv_head] = args_.by_tile_rows.divide(number);
     share.sequence = own;
-    share.kv_head = static_cast<i32>(number) - static_cast<i32>(tile) * args_.kv_heads;
-    share.tile = static_cast<i32>(tile);
+    share.kv_head = kv_head;
+    share.tile = tile;
     share.cut = cut;
     share.begin = unit - first;
     if (state_.cutting.even) {
@@ -287,7 +239,7 @@ class Line {
       share.slots = stretch_slots(state_.deal, first, cut.pieces);
       share.part = static_cast<i32>(blockIdx.x) - share.slots.other / 2;
     } else {
-      state_.unit = unit + static_cast<i32>(gridDim.x);
+      state_.unit = unit + args_.line_blocks;
       share.end = share.begin + 1;
       share.slots = unit_slots(first, cut.pieces);
       share.part = share.begin;

@@ -1,6 +1,8 @@
-// From dot products to logits in the decode kernel: a lane's quarter of a tile's 16 keys, of one or two packed rows.
+// From dot products to logits in a decode kernel: a lane's quarter of a tile's keys, of one or two packed rows.
+//
+// What includes this has a kernel's Scores, kRows of them in a lane, kKeyTiles, and DecodeLane.
 #pragma once
-#include "kernels/decode_block.cuh"
+#include "kernels/decode_facts.cuh"
 
 namespace narrows {
 
@@ -13,7 +15,7 @@ struct RuledRows {
     const DecodeLane at;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rows[r] = packed_row(block.args, block.facts, min_of(8 * r + at.g, block.facts.packed_rows - 1));
+      rows[r] = packed_row(block.args, block.facts, min_of(at.row(r), block.facts.packed_rows - 1));
       scores[r] = HeadRules(block.args, block.facts.sequence.sequence, rows[r].head).scores;
     }
   }
@@ -38,7 +40,7 @@ struct ScoreTile {
   ScoreTile(const Block& block, const RuledRows& ruled, i32 tile) {
     const DecodeLane at;
     each_score(tile, [&](int r, int t, int e, i32 key) {
-      const Keys seen = block.facts.seen[8 * r + at.g];
+      const Keys seen = block.facts.seen[at.row(r)];
       const bool exists = seen.begin <= key && key < seen.end;
       const auto element = [&](const TensorArg& tensor) {
         return tensor.data + block.facts.sequence.sequence * tensor.strides[0] +
@@ -78,7 +80,7 @@ inline void hide_masked(Scores& s, const ScoreTile& given, i32 tile) {
 inline void hide_unseen(Scores& s, const Facts& facts, i32 tile) {
   const DecodeLane at;
   each_score(tile, [&](int r, int t, int e, i32 key) {
-    const Keys seen = facts.seen[8 * r + at.g];
+    const Keys seen = facts.seen[at.row(r)];
     if (static_cast<u32>(key - seen.begin) >= static_cast<u32>(seen.end - seen.begin)) s[0][t][2 * r + e] = kHidden;
   });
 }

@@ -3,34 +3,40 @@
 //
 // A thread block takes a stretch of the line of all work (decode_rows.cuh). Of one row's tiles of 16 keys its warps take turns;
 // they meet when the stretch or the row ends. A tile's K is asked for when the one before it has been multiplied, its V likewise.
-#include "kernels/decode_results.cuh"
+#include "kernels/decode_join.cuh"
+#include "kernels/decode_plain.cuh"
 #include "kernels/decode_scores.cuh"
 
 namespace narrows {
 
-// A tile of which some parts of K and V are in registers, and the next.
+// Whether the next tile's rows are looked for before the products wait for this tile's, which takes registers.
+constexpr bool kFindsEarly = !kFewRegisters && kKeyParts == 1 && kValueParts == 1;
+
+// A warp's tile, of which some parts of K and V are in registers, and its next.
 struct Stream {
+  i32 tile;
   KeyPieces k;
   ValuePieces v;
   const char *rows, *next_rows;
   bool has_next;
 
-  void load_k(const DecodeArgs& args, int part) {
-    if (part < kKeyParts)
-      load_keys(k, rows, part, args.head_dim, args.k.strides[3], true);
-    else
-      load_keys(k, next_rows, 0, args.head_dim, args.k.strides[3], has_next);
+  // Part `part` of the tile; behind the last one, the first of the next tile, whose rows are `places` where kFindsEarly.
+  void load_k(const DecodeArgs& args, int part, KeyPlaces& places) {
+    const bool behind = part == kKeyParts;
+    if (!behind || !kFindsEarly) find_keys(places, behind ? next_rows : rows);
+    load_keys(k, places, behind ? 0 : part, args.head_dim, args.k.strides[3], behind ? has_next : true);
   }
-  void load_v(const DecodeArgs& args, int part) {
-    if (part < kValueParts)
-      load_values(v, rows, part, args.value_dim, args.v.strides[3], true);
-    else
-      load_values(v, next_rows, 0, args.value_dim, args.v.strides[3], has_next);
+  void load_v(const DecodeArgs& args, int part, ValuePlaces& places) {
+    const bool behind = part == kValueParts;
+    if (!behind || !kFindsEarly) find_values(places, behind ? next_rows : rows);
+    load_values(v, places, behind ? 0 : part, args.value_dim, args.v.strides[3], behind ? has_next : true);
   }
 };
 
-inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& stream, Scores& s) {
+inline void multiply_keys(const Block& block, const Queries& kept, Stream& stream, Scores& s) {
   PartialScores sums = {};
+  KeyPlaces places;
+  if constexpr (kFindsEarly) find_keys(places, stream.next_rows);
 #pragma unroll(kKeyParts > 4 ? 1 : kKeyParts)  // of wide rows: addresses of all parts would not fit into registers
   for (int part = 0; part < kKeyParts; ++part) {
 #pragma unroll
@@ -43,7 +49,7 @@ inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& s
         add_scores(sums, q, stream.k, i);
       }
     }
-    stream.load_k(block.args, part + 1);
+    stream.load_k(block.args, part + 1, places);
   }
 #pragma unroll
   for (int t = 0; t < kKeyTiles; ++t)
@@ -52,10 +58,12 @@ inline void multiply_keys(const Block& block, const QueryPieces* kept, Stream& s
 }
 
 inline void multiply_values(const DecodeArgs& args, const Scores& p, Stream& stream, Outputs& o) {
+  ValuePlaces places;
+  if constexpr (kFindsEarly) find_values(places, stream.next_rows);
 #pragma unroll
   for (int part = 0; part < kValueParts; ++part) {
     add_values(o, p, stream.v, part);
-    stream.load_v(args, part + 1);
+    stream.load_v(args, part + 1, places);
   }
 }
 
@@ -68,8 +76,8 @@ inline bool rescales(const float (&factor)[kRows]) {
 }
 
 // One tile.
-inline void step(const Block& block, const QueryPieces* kept, const RuledRows& ruled, const DropoutRule& dropout,
-                 i32 tile, Stream& stream, Softmax& softmax, Outputs& o) {
+inline void step(const Block& block, const Queries& kept, const RuledRows& ruled, const DropoutRule& dropout, i32 tile,
+                 Stream& stream, Softmax& softmax, Outputs& o) {
   const Keys& common = block.facts.common;
   const i32 first = tile * kTileKeys;
   const ScoreTile given(block, ruled, tile);
@@ -86,42 +94,49 @@ inline void step(const Block& block, const QueryPieces* kept, const RuledRows& r
   multiply_values(block.args, s, stream, o);
 }
 
-// The loads of the warp's first tile, before anything that waits.
-inline Stream begin_stream(const Block& block, KeyRows& keys, i32 tile) {
-  const i32 end = block.facts.end_tile;
-  Stream stream;
-  stream.rows = keys.row(min_of(tile, end - 1));
-  load_keys(stream.k, stream.rows, 0, block.args.head_dim, block.args.k.strides[3], tile < end);
-  load_values(stream.v, stream.rows, 0, block.args.value_dim, block.args.v.strides[3], tile < end);
-  stream.has_next = tile + kWarps < end;
-  stream.next_rows = keys.row(min_of(tile + kWarps, end - 1));
-  return stream;
-}
-
-// Of the block's tiles the warp takes those whose number, counted from key 0, is its in turn.
-inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
-  const DecodeArgs& args = block.args;
-  i32 tile = begin + (warp - begin) % kWarps;
-  if (tile < begin) tile += kWarps;
-  KeyRows keys(block);
-  QueryLoad query(block);  // before the keys: they keep memory busy for long
-  Stream stream = begin_stream(block, keys, tile);
-  query.finish();
+// Packed rows by way of shared memory.
+inline void bring_queries(const Block& block, Queries& kept) {
+  load_queries(block);
   __syncthreads();
-  QueryPieces kept[kKeepsQueries ? kKeySteps : 1];
   if constexpr (kKeepsQueries)
 #pragma unroll
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
+}
+
+// The loads of the warp's first tile; of a warp without one, of the block's last. Under no condition: what these left in registers
+// would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number, counted from key 0, is its in
+// turn.
+inline void begin_stream(const Block& block, KeyRows& keys, Stream& stream) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
+  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
+  stream.tile = begin + ((warp - begin) & (kWarps - 1));
+  stream.rows = keys.row(min_of(stream.tile, end - 1));
+  KeyPlaces keys_at;
+  find_keys(keys_at, stream.rows);
+  load_keys(stream.k, keys_at, 0, block.args.head_dim, block.args.k.strides[3], true);
+  ValuePlaces values_at;
+  find_values(values_at, stream.rows);
+  load_values(stream.v, values_at, 0, block.args.value_dim, block.args.v.strides[3], true);
+  stream.has_next = stream.tile + kWarps < end;
+  stream.next_rows = keys.row(min_of(stream.tile + kWarps, end - 1));
+}
+
+inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
+  KeyRows keys(block);
+  Queries kept;
+  Stream stream;
+  if constexpr (kAsksQueries) ask_queries(block, kept);  // before the keys, which keep memory busy for long
+  begin_stream(block, keys, stream);
+  if constexpr (!kAsksQueries) bring_queries(block, kept);
   const RuledRows ruled(block);
-  const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
+  const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
+  const i32 end = block.facts.end_tile;
 #pragma unroll 1
-  for (; tile < end; tile += kWarps) {
-    step(block, kept, ruled, dropout, tile, stream, softmax, o);
+  for (; stream.tile < end; stream.tile += kWarps) {
+    step(block, kept, ruled, dropout, stream.tile, stream, softmax, o);
     stream.rows = stream.next_rows;
-    stream.has_next = tile + 2 * kWarps < end;
-    stream.next_rows = keys.row(min_of(tile + 2 * kWarps, end - 1));
+    stream.has_next = stream.tile + 2 * kWarps < end;
+    stream.next_rows = keys.row(min_of(stream.tile + 2 * kWarps, end - 1));
   }
   if (__any_sync(~0u, keys.is_broken()))
 #pragma unroll
@@ -134,7 +149,6 @@ inline void work_on(const Block& block) {
   if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
   keep_part(block, softmax, o);
   __syncthreads();
-  weigh_warps(block);
   store_block(block);
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
 }
@@ -144,17 +158,35 @@ inline void work_on(const Block& block) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocksOfMultiprocessor)
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  extern __shared__ __align__(128) char memory[];
-  __shared__ Facts facts;
+  char* const memory = dynamic_shared();
+  __shared__ Facts line_facts;
   __shared__ LineState state;
-  __shared__ RowSum sums[(kWarps + 1) * kBlockQueries];
+  __shared__ RowSum sums[kWarps * kBlockQueries];
   float* const outputs = reinterpret_cast<float*>(memory + kBlockQueries * kQueryStride);
-  const Block block{args, facts, memory, outputs, sums};
-  Line line(args, state, reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride));
-  line.begin();
+  auto* const own = reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride);
+  Line line(args, state, own);
+  PlainWork& work = plain_work(own);
+  bool plain = args.plain_filled >= 0, alike = false;
+  if (plain) {
+    const PlainPiece piece(args);
+    gather_place(args, work, piece.row);  // while its length is on its way
+    const PlainLengths lengths = plain_lengths(args, piece.filled);
+    plain = lengths.fit;
+    alike = args.cuts_alike && are_alike(args.batch, lengths.tiles, lengths.longest);
+    if (plain && !(alike ? begin_piece(args, piece, work) : begin_stretch(args, lengths, work))) return;
+  }
+  if (!plain) line.begin();
+  const Block block{args, plain ? work.facts : line_facts, memory, outputs, sums};
   for (;;) {
-    line.next(facts, [&] { gather_facts(args, facts, state.plain); });
-    if (facts.kv_head < 0) return;
-    if (facts.begin < facts.end) work_on(block);
+    if (!plain) {
+      line.next(line_facts, [&](bool other_rows) {
+        if (other_rows) gather_rows(args, line_facts);
+        if (threadIdx.x == 0) gather_tiles(args, line_facts);
+      });
+      if (line_facts.kv_head < 0) return;
+    }
+    if (block.facts.begin < block.facts.end) work_on(block);
+    if (plain && (alike || !next_stretch(args, work))) return;
+    __syncthreads();
   }
 }

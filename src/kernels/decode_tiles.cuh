@@ -6,14 +6,13 @@
 // Lane 4g + c takes of K 16 bytes in every 64 of the rows of keys g and g + 8: a product may add up the head dim in any order
 // that Q shares. Of V it takes 16 bytes in every 128 of the rows of keys 2c, 2c + 1, 2c + 8 and 2c + 9.
 #pragma once
-#include "kernels/cache_rows.cuh"
+#include "kernels/decode_facts.cuh"
 #include "kernels/products.cuh"
 
 namespace narrows {
 
-constexpr int kTileKeys = kBlockKeys;
 constexpr int kRows = kBlockQueries / 8;  // of packed rows, that a lane holds a quarter of the scores of
-constexpr int kKeyTiles = kTileKeys / 8;
+constexpr int kKeyTiles = kBlockKeys / 8;
 
 constexpr int kHeadBytes = kHeadDim * kElementBytes, kValueBytes = kValueDim * kElementBytes;  // of a row
 constexpr int kKeySteps = ceil_div(kHeadBytes, 64), kValueSteps = ceil_div(kValueBytes, 128);
@@ -39,6 +38,8 @@ using ValuePieces = u32[4][kValuePart][4];
 struct DecodeLane {
   int lane = static_cast<int>(threadIdx.x % kWarp);
   int g = lane / 4, c = lane % 4;
+
+  int row(int r) const { return 8 * r + g; }  // packed, of the r-th quarter of scores
 };
 
 // The packed rows of Q, as they are in the tensor; a quarter of a warp's lanes reads from different banks.
@@ -80,32 +81,37 @@ inline void load_piece(u32 (&piece)[4], const char* row, int step_byte, int lane
   }
 }
 
-inline const char* from_lane(const char* p, int lane) {
-  return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
-}
+// Of a lane's rows of K and V.
+using KeyPlaces = const char* [2];
+using ValuePlaces = const char* [4];
 
 // rows: lane l < 16 has the address of key l's row of K, lane 16 + l of V.
-inline void load_keys(KeyPieces& k, const char* rows, int part, i32 columns, i64 stride, bool valid) {
+inline void find_keys(KeyPlaces& places, const char* rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) places[r] = from_lane(rows, 8 * r + DecodeLane().g);
+}
+inline void find_values(ValuePlaces& places, const char* rows) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) places[r] = from_lane(rows, 16 + 2 * DecodeLane().c + r % 2 + r / 2 * 8);
+}
+
+inline void load_keys(KeyPieces& k, const KeyPlaces& rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const char* row = from_lane(rows, 8 * r + at.g);
+  for (int r = 0; r < 2; ++r)
 #pragma unroll
     for (int i = 0; i < kKeyPart; ++i)
-      load_piece<narrower(kHeadDim) * kElementBytes / 64 * 64>(k[r][i], row, 64 * (part * kKeyPart + i), 16 * at.c,
+      load_piece<narrower(kHeadDim) * kElementBytes / 64 * 64>(k[r][i], rows[r], 64 * (part * kKeyPart + i), 16 * at.c,
                                                                columns, stride, valid);
-  }
 }
-inline void load_values(ValuePieces& v, const char* rows, int part, i32 columns, i64 stride, bool valid) {
+inline void load_values(ValuePieces& v, const ValuePlaces& rows, int part, i32 columns, i64 stride, bool valid) {
   const DecodeLane at;
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const char* row = from_lane(rows, 16 + 2 * at.c + r % 2 + r / 2 * 8);
+  for (int r = 0; r < 4; ++r)
 #pragma unroll
     for (int i = 0; i < kValuePart; ++i)
-      load_piece<narrower(kValueDim) * kElementBytes / 128 * 128>(v[r][i], row, 128 * (part * kValuePart + i),
+      load_piece<narrower(kValueDim) * kElementBytes / 128 * 128>(v[r][i], rows[r], 128 * (part * kValuePart + i),
                                                                   16 * at.g, columns, stride, valid);
-  }
 }
 
 inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -116,17 +122,19 @@ inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // Query pieces of a step: of row g and, where there are 16 packed rows, g + 8.
-using QueryPieces = u32[2][4];
+using QueryPieces = u32[kRows][4];
+using Queries = QueryPieces[kKeepsQueries ? kKeySteps : 1];  // that stay in registers
 
 // Four sums that do not wait for each other.
 using PartialScores = float[2][kKeyTiles][4];
 
 inline void add_scores(PartialScores& s, const QueryPieces& q, const KeyPieces& k, int i) {
+  const auto other = [&](int n) { return kRows == 2 ? q[kRows - 1][n] : 0; };  // without these rows, zeros
 #pragma unroll
   for (int h = 0; h < 2; ++h)
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t)
-      mma(s[h][t], {q[0][2 * h], q[1][2 * h], q[0][2 * h + 1], q[1][2 * h + 1]}, k[t][i][2 * h], k[t][i][2 * h + 1]);
+      mma(s[h][t], {q[0][2 * h], other(2 * h), q[0][2 * h + 1], other(2 * h + 1)}, k[t][i][2 * h], k[t][i][2 * h + 1]);
 }
 
 // O^T += V^T P^T for the value columns of a part.

@@ -1,200 +1,73 @@
 // O = softmax(scale * Q K^T) V and its LSE on Hopper: wgmma on tiles that the copy engine brings.
 //
-// Warps of a thread block have roles. One schedules: it takes tiles (some query rows of one head) and finds out which keys they see;
-// a thread of another loads K and V, a thread of a third loads Q. The warpgroups before them compute, 64 query rows each: S = Q K^T
-// and O += P V by wgmma, the softmax between the two in registers. A tile's blocks of keys are walked from the last to the first.
-// Thread blocks stay on their multiprocessors and take tile after tile: the next one's Q and first K come while this one ends.
-#include "kernels/copy_tile.cuh"
-#include "kernels/pipeline_sm90.cuh"
+// Warps of a thread block have roles. One schedules: it takes tiles (some query rows of one head) and finds out which
+// keys they see; a thread of another loads K and V, a thread of a third loads Q. The warpgroups before them compute, 64
+// query rows each: S = Q K^T and O += P V by wgmma, the softmax between the two in registers. A tile's blocks of keys
+// are walked from the last to the first. Thread blocks stay on their multiprocessors and take tile after tile: the next
+// one's Q and first K come while this one ends.
+#include "kernels/bring_sm90.cuh"
 #include "kernels/score_rules.cuh"
-#include "kernels/softmax.cuh"
+#include "kernels/warpgroup_sm90.cuh"
 
 namespace narrows {
 
-// ------------------------------------------------------------------------------------------------------------------ bring
-
-inline void schedule(const Shared& shared, TileFacts* slots, Scheduler& scheduler) {
-  for (u32 round = 0;; ++round) {
-    const int slot = static_cast<int>(round % kFactSlots);
-    wait_barrier(shared.facts_empty(slot), (round / kFactSlots & 1) ^ 1);
-    scheduler.find(slots[slot]);
-    __syncwarp();
-    const bool exists = slots[slot].exists;
-    if (lane_index() == 0) arrive(shared.facts_full(slot));
-    if (!exists) break;
-    scheduler.advance();
-  }
-}
-
-// A tile, in boxes of 64 columns.
-template <SmemTile tile> inline void load_tile(u32 to, const TensorMap& map, u32 barrier, BoxPlace from, u64 hint) {
-  arrive_expecting(barrier, static_cast<u32>(tile.bytes()));
-  for (int chunk = 0; chunk < tile.row_bytes / kChunkBytes; ++chunk, from.column += kChunkColumns)
-    load_box(to + static_cast<u32>(chunk * tile.rows * kChunkBytes), map, barrier, from, hint);
-}
-
-// The next free stage gets rows of K or V.
-template <SmemTile tile>
-inline void load_stage(const Stages& stages, Ring& ring, const TensorMap& map, const BoxPlace& from) {
-  wait_barrier(stages.empty_barrier(ring), ring.phase ^ 1);
-  load_tile<tile>(stages.tile(ring), map, stages.full_barrier(ring), from, kEvictLast);
-  ring.next();
-}
-
-// One thread; K is one block ahead of V.
-inline void bring_keys_and_values(const Shared& shared, const TileFacts* slots, const ForwardSm90Args& args) {
-  prefetch_map(args.k_map);
-  prefetch_map(args.v_map);
-  Ring k, v;
-  for (FactsReader reader{shared, slots};; ++reader.round) {
-    const TileFacts& facts = reader.wait();
-    if (!facts.exists) break;
-    const i32 sequence = is_varlen(args.cu_seqlens_k) ? 0 : facts.block.sequence;
-    const BoxPlace origin{0, facts.block.first_key, facts.block.head / args.group, sequence};
-    const auto place = [&](i32 n) { return BoxPlace{0, origin.row + n * kBlockKeys, origin.head, origin.sequence}; };
-    const Keys blocks = facts.blocks;
-    reader.release();
-    load_stage<kKeyStage>(shared.keys(), k, args.k_map, place(blocks.end - 1));
-    for (i32 n = blocks.end - 1; n >= blocks.begin; --n) {
-      if (n > blocks.begin) load_stage<kKeyStage>(shared.keys(), k, args.k_map, place(n - 1));
-      load_stage<kValueStage>(shared.values(), v, args.v_map, place(n));
-    }
-  }
-}
-
-// One thread of another warp, so that a Q that is still in use never holds up K and V.
-inline void bring_queries(const Shared& shared, const TileFacts* slots, const ForwardSm90Args& args) {
-  prefetch_map(args.q_map);
-  for (FactsReader reader{shared, slots};; ++reader.round) {
-    const TileFacts& facts = reader.wait();
-    if (!facts.exists) break;
-    BoxPlace from{0, facts.block.first_query + facts.block.first_row, facts.block.head,
-                  is_varlen(args.cu_seqlens_q) ? 0 : facts.block.sequence};
-    reader.release();
-    for (int w = 0; w < kWarpgroups; ++w, from.row += kPartRows) {
-      wait_barrier(shared.query_empty(w), (reader.round & 1) ^ 1);
-      load_tile<kQueryPart>(shared.query_part(w), args.q_map, shared.query_full(w), from, kEvictFirst);
-    }
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------------------- compute
-
 constexpr bool kPinnedWait = kTilesBeforeWait >= 0;
 constexpr int kEarlyTiles = kPinnedWait ? kTilesBeforeWait : kKeyTiles;
-// Named barriers: 1 + w passes the tensor cores to warpgroup w, 1 + kWarpgroups + w is warpgroup w's own.
-constexpr int kTurn = 1, kOwn = 1 + kWarpgroups, kTwoWarpgroups = 2 * kWarpgroup;
 
-// A tile's registers, one thread's part. Arrays alone, and no array elsewhere: one beside scalars that live through the loop keeps
-// these in memory until the loops are unrolled, and the code differs.
-struct Fragments {
-  Outputs o;
-  Scores s;                   // then weights
-  u32 p[kBlockKeys / 16][4];  // weights as the first operand
-  float factor[kRows], subtrahend[kRows];
-  Softmax softmax;
-};
-
-using QueryFragments = u32[kHeadDim / 16][4];
-
-struct Computer {
-  Ring k, v;
-  Shared shared;
-  const ForwardSm90Args& args;
-  int warpgroup, warp, lane;  // warp within its warpgroup
-  QueryFragments& q;          // when kQueriesInRegisters
-
-  bool leads() const { return warp == 0 && lane == 0; }
-  void release(u32 barrier) const {
-    if (lane == 0) arrive(barrier);
-  }
-  // This lane's row of the 8x8 matrices at units `unit` and `unit + 1` of the warp's 16 rows.
-  u32 matrix_row(u32 part, const SmemTile& tile, int unit) const {
-    return part + tile.offset(16 * warp + lane % 16, unit + lane / 16);
-  }
-
-  void load_queries() const {
-    const u32 part = shared.query_part(warpgroup);
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 16; ++i) load_matrices(matrix_row(part, kQueryPart, 2 * i), q[i]);
-    if constexpr (kOwnOutputTile) {
-      __syncwarp();
-      release(shared.query_empty(warpgroup));
-    }
-  }
-
-  void wait_keys() const { wait_barrier(shared.keys().full_barrier(k), k.phase); }
-  void wait_values() const { wait_barrier(shared.values().full_barrier(v), v.phase); }
-
-  // S = Q K^T: begun here, there after a wait.
-  void begin_scores(Scores& s) const {
-    const u64 b = descriptor_along_rows(shared.keys().tile(k));
-    if constexpr (kQueriesInRegisters) {
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 16; ++i) multiply_scores(s, q[i], b + step_along_rows(kKeyStage, i), i > 0);
-    } else {
-      const u64 a = descriptor_along_rows(shared.query_part(warpgroup));
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 16; ++i)
-        multiply_scores(s, a + step_along_rows(kQueryPart, i), b + step_along_rows(kKeyStage, i), i > 0);
-    }
-    commit_products();
-  }
-  void end_scores(Scores& s) {
-    pin(s);
-    release(shared.keys().empty_barrier(k));
-    k.next();
-  }
-
-  // O += P V: begun here, there when nothing is in flight.
-  void begin_output(Fragments& f) const {
-    const u64 b = descriptor_down_columns(shared.values().tile(v), kValueStage);
-#pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i) multiply_output(f.o, f.p[i], b + step_down_columns(i), 1);
-    commit_products();
-  }
-  void end_output(Fragments& f) {
-    wait_products<0>();
-    pin(f.o);
-    release(shared.values().empty_barrier(v));
-    v.next();
-  }
-
-  static void pack_weights(Fragments& f) {
-#pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i)
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        f.p[i][n] = pack(f.s[0][2 * i + n / 2][n % 2 * 2], f.s[0][2 * i + n / 2][n % 2 * 2 + 1]);
-  }
-
+struct Computer : Warpgroup {
   template <bool partial> void make_scores(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n) const {
     if constexpr (kNatural) make_logits(f.s, facts.block, rules, 0, n * kBlockKeys);
-    if constexpr (partial && kLimitsKeys) hide_unseen(f.s, facts.rows, n * kBlockKeys);
+    if constexpr (partial && kLimitsKeys) hide_unseen(f.s, rows(), n * kBlockKeys);
     if constexpr (partial && !kLimitsKeys)
 #pragma unroll
       for (int r = 0; r < kRows; ++r) hide_unseen(f.s, r, {0, facts.block.keys}, n * kBlockKeys);
   }
 
-  // The last block of keys: no O to accumulate yet.
-  void first_step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n) {
+  void end_first_scores(Fragments& f, const TileFacts& facts) {
+    wait_products<0>();
+    const Keys blocks = blocks_of(facts);
+    end_scores(f.s, blocks.begin + 1 < blocks.end);
+    if (skips_last(facts)) {
+      skip_turn();
+      skip_values();
+    }
+  }
+
+  // S of a tile's last block of keys.
+  void begin_tile(Fragments& f, const TileFacts& facts) {
+    take_queries();
+    if (skips_last(facts)) skip_keys();
     wait_keys();
     pin(f.s);
     fence_products();
     begin_scores(f.s);
-    wait_products<0>();
-    end_scores(f.s);
+    end_first_scores(f, facts);
+  }
+
+  void look_at_rows(const TileFacts& facts) const {
+    const i32 row = warpgroup * kPartRows + 16 * warp + lane;
+    __syncwarp();
+    if (lane < 16) rows()[row] = facts.block.first_row + row < facts.block.queries ? facts.sight.of(row) : Keys{0, 0};
+    __syncwarp();
+  }
+
+  // That block's weights; there is no O yet.
+  void first_step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n) {
+    f.softmax = {};
+#pragma unroll
+    for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f.o[0][j][i] = 0.f;
     make_scores<true>(f, facts, rules, n);
     raise_reference(f.softmax, f.s, f.factor, f.subtrahend, args.units);
     weigh(f.softmax, f.s, f.subtrahend, args.units);
     pack_weights(f);
-    if (kPinnedWait && n > facts.blocks.begin) wait_keys();
   }
 
-  // S of block n and O += P V of block n + 1 in flight together, then the softmax of block n beside the second. more: a block is
-  // to follow.
+  // S of block n and O += P V of block n + 1 in flight together, then the softmax of block n beside the second. more: a
+  // block is to follow.
   template <bool partial> void step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n, bool more) {
-    if constexpr (!kPinnedWait) wait_keys();
+    wait_keys();
     meet(kTurn + warpgroup, kTwoWarpgroups);
     pin(f.s);
     pin(f.o);
@@ -205,31 +78,19 @@ struct Computer {
     begin_output(f);
     pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
     wait_products<1>();
-    end_scores(f.s);
+    end_scores(f.s, more);
     make_scores<partial>(f, facts, rules, n);
     raise_reference(f.softmax, f.s, f.factor, f.subtrahend, args.units);
     weigh<0, kEarlyTiles>(f.softmax, f.s, f.subtrahend, args.units);
     if constexpr (kPinnedWait) {
-      // ptxas moves the wait for P V up over arithmetic, not out of its basic block: the wait for the next K, a branch, holds it
-      // here, where P V is just done and the other weights can mix with the rescaling of O.
       pin(f.s);
-      if (more) wait_keys();
+      hold_schedule(args.tiles);
       end_output(f);
     }
     weigh<kEarlyTiles, kKeyTiles>(f.softmax, f.s, f.subtrahend, args.units);
     if constexpr (!kPinnedWait) end_output(f);
     pack_weights(f);
     scale_rows(f.o, f.factor);
-  }
-
-  // O += P V of the first block, with nothing beside it.
-  void last_step(Fragments& f) {
-    if constexpr (kOwnOutputTile && !kQueriesInRegisters) release(shared.query_empty(warpgroup));
-    wait_values();
-    pin(f.o);
-    fence_products();
-    begin_output(f);
-    end_output(f);
   }
 
   // Zeros in the rows of V that may hold anything, each warpgroup for itself.
@@ -239,7 +100,8 @@ struct Computer {
     constexpr int units = kValueStage.row_bytes / kUnitBytes;
     const u32 tile = shared.values().tile(v);
     wait_values();
-    for (i32 index = kWarp * warp + lane; index < kBlockKeys * units; index += kWarpgroup) {
+#pragma unroll 1
+    for (i32 index = kWarp * warp + lane_index(); index < kBlockKeys * units; index += kWarpgroup) {
       const i32 row = index / units, key = first + row;
       if (key < clean.begin || clean.end <= key)
         store_shared128(tile + kValueStage.offset(row, index % units), {0, 0, 0, 0});
@@ -250,12 +112,14 @@ struct Computer {
 
   void attend(Fragments& f, const TileFacts& facts) {
     const HeadRules rules(args, facts.block.sequence, facts.block.head);
-    const Keys blocks = facts.blocks, common = facts.common[warpgroup];
+    const Keys blocks = blocks_of(facts);
     i32 n = blocks.end - 1;
+    if constexpr (kLimitsKeys) look_at_rows(facts);
     first_step(f, facts, rules, n);
     clear_values(facts.clean, n);
     if constexpr (kLimitsKeys) {
       // Partial blocks at the end, whole ones, and in the second round partial ones at the beginning.
+      const Keys common = facts.common[warpgroup];
       const i32 whole = max_of(ceil_div(common.begin, kBlockKeys), blocks.begin);
       for (i32 partial = max_of(common.end / kBlockKeys, blocks.begin);; partial = blocks.begin) {
 #pragma unroll 1
@@ -271,6 +135,10 @@ struct Computer {
         if (n == blocks.begin) break;
       }
       clear_values(facts.clean, n);
+      if (skips_first(facts)) {
+        skip_turn();
+        skip_keys();
+      }
     } else {
 #pragma unroll 1
       while (n > 0) {
@@ -278,35 +146,42 @@ struct Computer {
         step<false>(f, facts, rules, n, n > 0);
       }
     }
-    last_step(f);
   }
 
-  // Stores the LSE and finishes O. Where no key weighs it is 0, which NaN from V must not become.
+  // Stores the LSE, and finds what O is multiplied by. Of a quad's two rows a lane works one out: as few instructions
+  // as may be, since those of a tile's end are not in the cache when they are needed.
   void finish_rows(Fragments& f, const QueryBlock& block) const {
-    const LanePlace place;
+    const int r = lane % 2;
+    const i32 row = LanePlace().row(r);
+    const float sums[kRows] = {quad_sum(f.softmax.sum[0]), quad_sum(f.softmax.sum[1])};
+    const RowResult result =
+        row_result(args, block, row, r ? f.softmax.maximum[1] : f.softmax.maximum[0], r ? sums[1] : sums[0]);
+    store_lse(args.lse, block, row, result.lse, r);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const RowResult result = row_result(args, block, place.row(r), f.softmax, r);
-      store_lse(args.lse, block, place.row(r), result.lse);
-      f.factor[r] = result.factor;
-    }
-#pragma unroll
-    for (int j = 0; j < kValueTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f.o[0][j][i] = f.factor[i / 2] == 0.f ? 0.f : f.o[0][j][i] * f.factor[i / 2];
+    for (int n = 0; n < kRows; ++n) f.factor[n] = as_float(__shfl_sync(~0u, as_bits(result.factor), n, 2));
   }
 
-  void stage_output(const Fragments& f, u32 part) const {
+  void stage_output(Fragments& f, u32 part) const {
+    const auto row = matrix_row<kOutputPart>(part);
+    // Where no key weighs O is 0, which NaN from V must not become.
+    if (__any_sync(~0u, f.factor[0] == 0.f || f.factor[1] == 0.f))
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f.o[0][j][i] = f.factor[i / 2] == 0.f ? 0.f : f.o[0][j][i];
 #pragma unroll
     for (int j = 0; j < kValueTiles; j += 2) {
-      const auto pair = [&](int n) { return pack(f.o[0][j + n / 2][n % 2 * 2], f.o[0][j + n / 2][n % 2 * 2 + 1]); };
-      store_matrices(matrix_row(part, kOutputPart, j), pair(0), pair(1), pair(2), pair(3));
+      const auto pair = [&](int n) {
+        const float(&x)[4] = f.o[0][j + n / 2];
+        return pack(x[n % 2 * 2] * f.factor[n % 2], x[n % 2 * 2 + 1] * f.factor[n % 2]);
+      };
+      store_matrices(row.at(j, 0), pair(0), pair(1), pair(2), pair(3));
     }
   }
 
-  // O to shared memory and from there by the engine, which leaves out what is behind the tensor. A varlen sequence may end before
-  // the tensor: of its last rows each warp stores its own.
-  void store_output(const Fragments& f, const QueryBlock& block) const {
+  // O to shared memory and from there by the engine, which leaves out what is behind the tensor. A varlen sequence may
+  // end before the tensor: of its last rows each warp stores its own.
+  void store_output(Fragments& f, const QueryBlock& block) const {
     const u32 part = shared.output_part(warpgroup);
     if constexpr (kOwnOutputTile) {  // the last tile's O has left it
       if (leads()) wait_stores_read();
@@ -332,32 +207,88 @@ struct Computer {
     }
     if constexpr (!kOwnOutputTile) {
       wait_stores_read();
-      arrive(shared.query_empty(warpgroup));
+      arrive(shared.query_empty(warpgroup, q));
+    }
+  }
+
+  // The end of a tile: O += P V of its first block of keys.
+  void end_tile(Fragments& f, const QueryBlock& block, bool skips) {
+    wait_values();
+    pin(f.o);
+    fence_products();
+    begin_output(f);
+    end_output(f);
+    if (skips) skip_values();
+    finish_rows(f, block);
+    store_output(f, block);
+    if constexpr (!kOwnOutputTile) q.next();
+  }
+
+  // Gives up a tile's facts as soon as may be: the next but one is taken into their place.
+  const QueryBlock& note_ending(const FactsReader& last) const {
+    const u32* const from = reinterpret_cast<const u32*>(&last.facts().block);
+    if (lane < static_cast<int>(sizeof(QueryBlock) / 4)) reinterpret_cast<u32*>(ending())[lane] = from[lane];
+    __syncwarp();
+    if (lane == 0) last.release();
+    return *ending();
+  }
+
+  // The same with the next tile's beginning in flight: O is finished and stored beside it.
+  void cross(Fragments& f, const FactsReader& last, const TileFacts& next) {
+    const bool skips = skips_first(last.facts());
+    const QueryBlock& block = note_ending(last);
+    if constexpr (kOwnOutputTile) {
+      take_queries();
+      if (skips_last(next)) skip_keys();
+      wait_keys();
+      meet(kTurn + warpgroup, kTwoWarpgroups);
+      wait_values();
+      pin(f.s);
+      pin(f.o);
+      fence_products();
+      begin_output(f);
+      begin_scores(f.s);
+      pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
+      end_output<1>(f);
+      if (skips) skip_values();
+      finish_rows(f, block);
+      store_output(f, block);
+      end_first_scores(f, next);
+    } else {
+      end_tile(f, block, skips);
+      begin_tile(f, next);
     }
   }
 };
 
-inline void compute(const Shared& shared, const TileFacts* slots, const ForwardSm90Args& args, int warp, int lane) {
+inline void compute(const Shared& shared, char* memory, const ForwardSm90Args& args, int warp, int lane) {
   const int warpgroup = warp / 4;
-  QueryFragments q;
-  Computer computer{
-      .k = {}, .v = {}, .shared = shared, .args = args, .warpgroup = warpgroup, .warp = warp % 4, .lane = lane, .q = q};
+  QueryFragments fragments;
+  Computer computer{{.q = {},
+                     .k = {},
+                     .v = {},
+                     .shared = shared,
+                     .args = args,
+                     .memory = memory,
+                     .warpgroup = warpgroup,
+                     .warp = warp % 4,
+                     .lane = lane,
+                     .fragments = fragments}};
   if (warpgroup == kWarpgroups - 1) pass(kTurn, kTwoWarpgroups);  // warpgroup 0 has the first turn
-  for (FactsReader reader{shared, slots};; ++reader.round) {
+  Fragments f;
+  FactsReader reader{shared, reinterpret_cast<const TileFacts*>(memory + kFactsAt)};
+  for (;; ++reader.round) {
     const TileFacts& facts = reader.wait();
     if (!facts.exists) break;
-    Fragments f;
-#pragma unroll
-    for (int j = 0; j < kValueTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f.o[0][j][i] = 0.f;
-    wait_barrier(shared.query_full(warpgroup), reader.round & 1);
-    if constexpr (kQueriesInRegisters) computer.load_queries();
+    if (reader.round == 0)
+      computer.begin_tile(f, facts);
+    else
+      computer.cross(f, reader.last(), facts);
     computer.attend(f, facts);
-    computer.finish_rows(f, facts.block);
-    computer.store_output(f, facts.block);
-    __syncwarp();
-    if (lane == 0) reader.release();
+  }
+  if (reader.round > 0) {
+    const TileFacts& facts = reader.last().facts();
+    computer.end_tile(f, facts.block, computer.skips_first(facts));
   }
   if (computer.leads()) wait_stores();
 }
@@ -380,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   __syncthreads();
   if (warp < kWarps) {
     grow_registers<kComputeRegisters>();
-    compute(shared, slots, args, warp, lane);
+    compute(shared, memory, args, warp, lane);
   } else {
     shrink_registers<kBringRegisters>();
     if (warp == kWarps) {

@@ -1,4 +1,5 @@
-// Shared memory of the sm90 kernel: its tiles, the barriers that hand them to and fro, and the rings of stages of K and V.
+// Shared memory of the sm90 kernel: its tiles, the barriers that hand them to and fro, and the rings of stages of K and
+// V.
 #pragma once
 #include "kernels/descriptor.cuh"
 #include "kernels/ptx_sm90.cuh"
@@ -10,13 +11,17 @@ namespace narrows {
 constexpr SmemTile kQueryPart = chunked(kPartRows, kHeadDim), kOutputPart = chunked(kPartRows, kValueDim);
 constexpr SmemTile kKeyStage = chunked(kBlockKeys, kHeadDim), kValueStage = chunked(kBlockKeys, kValueDim);
 
-// In the order of addresses: Q of each warpgroup, or O in its place; K's stages; V's; O's own tiles; barriers; facts of tiles.
+// In the order of addresses: Q of each warpgroup, or O in its place; K's stages; V's; O's own tiles; barriers; facts of
+// tiles; what the rows of one see; each warp's note of the one that it ends.
 constexpr u32 kPartBytes =
     static_cast<u32>(kOwnOutputTile ? kQueryPart.bytes() : max_of(kQueryPart.bytes(), kOutputPart.bytes()));
-constexpr u32 kKeysAt = kWarpgroups * kPartBytes, kValuesAt = kKeysAt + static_cast<u32>(kStages * kKeyStage.bytes());
+constexpr u32 kKeysAt = kQueryStages * kWarpgroups * kPartBytes,
+              kValuesAt = kKeysAt + static_cast<u32>(kStages * kKeyStage.bytes());
 constexpr u32 kOutputAt = kValuesAt + static_cast<u32>(kStages * kValueStage.bytes());
+constexpr int kBarriers = 40;
 constexpr u32 kBarriersAt = kOutputAt + static_cast<u32>(kOwnOutputTile ? kWarpgroups * kOutputPart.bytes() : 0);
-constexpr u32 kFactsAt = kBarriersAt + 8 * 32;
+constexpr u32 kFactsAt = kBarriersAt + 8 * kBarriers;
+static_assert(kQueryStages <= 2 && (kOwnOutputTile || kQueryStages == 1));
 static_assert(kStages <= 4 && kWarpgroups <= 3 && kFactSlots <= 4, "barrier numbers leave room for no more");
 
 // A ring's stages: shared addresses of the first one's tile, full barrier and empty barrier.
@@ -39,8 +44,8 @@ struct Shared {
   u32 base;
 
   static constexpr u32 barrier(int number) { return kBarriersAt + static_cast<u32>(8 * number); }
-  u32 query_full(int warpgroup) const { return base + barrier(warpgroup); }
-  u32 query_empty(int warpgroup) const { return base + barrier(4 + warpgroup); }
+  u32 query_full(int warpgroup, const QueryRing& at) const { return base + barrier(4 * at.stage + warpgroup); }
+  u32 query_empty(int warpgroup, const QueryRing& at) const { return base + barrier(32 + 4 * at.stage + warpgroup); }
   u32 facts_full(int slot) const { return base + barrier(24 + slot); }
   u32 facts_empty(int slot) const { return base + barrier(28 + slot); }
   Stages keys() const {
@@ -49,18 +54,21 @@ struct Shared {
   Stages values() const {
     return {base + kValuesAt, base + barrier(16), base + barrier(20), static_cast<u32>(kValueStage.bytes())};
   }
-  u32 query_part(int warpgroup) const { return base + static_cast<u32>(warpgroup) * kPartBytes; }
+  u32 query_part(int warpgroup, const QueryRing& at) const {
+    return base + static_cast<u32>(at.stage * kWarpgroups + warpgroup) * kPartBytes;
+  }
   u32 output_part(int warpgroup) const {
     return kOwnOutputTile ? base + kOutputAt + static_cast<u32>(warpgroup * kOutputPart.bytes())
-                          : query_part(warpgroup);
+                          : query_part(warpgroup, {});
   }
 };
 
 inline void init_barriers(const Shared& shared) {
-  for (int w = 0; w < kWarpgroups; ++w) {
-    init_barrier(shared.query_full(w), 1);
-    init_barrier(shared.query_empty(w), kOwnOutputTile ? 4 : 1);
-  }
+  for (QueryRing at; at.phase == 0; at.next())
+    for (int w = 0; w < kWarpgroups; ++w) {
+      init_barrier(shared.query_full(w, at), 1);
+      init_barrier(shared.query_empty(w, at), kOwnOutputTile ? 4 : 1);
+    }
   for (Ring at; at.phase == 0; at.next()) {
     init_barrier(shared.keys().full_barrier(at), 1);
     init_barrier(shared.keys().empty_barrier(at), 4 * kWarpgroups);
@@ -74,7 +82,9 @@ inline void init_barriers(const Shared& shared) {
   fence_barrier_init();
 }
 
-static_assert(kFactsAt + kFactSlots * sizeof(TileFacts) <= kSharedBytes, "the planner's bytes are enough");
+constexpr u32 kRowsAt = kFactsAt + kFactSlots * static_cast<u32>(sizeof(TileFacts));
+constexpr u32 kBlocksAt = kRowsAt + (kLimitsKeys ? kBlockQueries * static_cast<u32>(sizeof(Keys)) : 0);
+static_assert(kBlocksAt + kWarps * sizeof(QueryBlock) <= kSharedBytes, "the planner's bytes are enough");
 
 // The slots of facts in the order of tiles, as one that reads them sees it.
 struct FactsReader {
@@ -86,8 +96,10 @@ struct FactsReader {
   u32 parity() const { return round / kFactSlots & 1; }
   const TileFacts& wait() const {
     wait_barrier(shared.facts_full(slot()), parity());
-    return slots[slot()];
+    return facts();
   }
+  const TileFacts& facts() const { return slots[slot()]; }
+  FactsReader last() const { return {shared, slots, round - 1}; }
   // One thread of each reader.
   void release() const { arrive(shared.facts_empty(slot())); }
 };

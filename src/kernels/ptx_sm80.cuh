@@ -7,6 +7,11 @@ namespace narrows {
 constexpr int kWarp = 32;  // threads
 
 inline u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+// What the launch asks for.
+inline char* dynamic_shared() {
+  extern __shared__ __align__(128) char memory[];
+  return memory;
+}
 
 // ---- asynchronous copies, global to shared
 // 4, 8 or 16 bytes; zeros where `valid` is false, and then nothing is read.
@@ -82,12 +87,37 @@ inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
       : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])
       : "l"(at), "r"(static_cast<u32>(valid)));
 }
-// The number before; after `most` comes 0. Releases what was written before and acquires what others released.
-inline u32 count_up(u32* at, u32 most) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(most) : "memory");
-  return before;
+// Four neighbours, aligned, at once: of a float4 that is kept in registers the compiler stores word by word.
+inline void store_global4(float* at, const float4& x) {
+  asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 }
+inline void store_global2(char* at, u32 a, u32 b) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory");
+}
+// A word that thread blocks share. What changes it releases what was written before and acquires what others released.
+struct SharedWord {
+  u64* at;
+
+  u64 add(u64 x) const {
+    u64 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(x) : "memory");
+    return before;
+  }
+  u64 swap_if(u64 expected, u64 x) const {
+    u64 before;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(at), "l"(expected), "l"(x)
+                 : "memory");
+    return before;
+  }
+  u64 read() const {
+    u64 x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+  }
+  void write(u64 x) const { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory"); }
+};
 
 // ---- sums in global memory, by the memory itself
 inline void add_global(float* at, float x) {

@@ -1,4 +1,5 @@
-// The instructions of sm_90a that the kernels use, one named function each. Shared addresses are 32-bit (state space .shared).
+// The instructions of sm_90a that the kernels use, one named function each. Shared addresses are 32-bit (state space
+// .shared).
 #pragma once
 #include "kernels/ptx_sm80.cuh"
 #include "shared/forward_sm90_args.h"
@@ -26,6 +27,11 @@ inline void wait_barrier(u32 barrier, u32 parity) {
       "done:\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+// One arrival, once all that the thread has copied asynchronously is there.
+inline void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // ---- the copy engine (TMA)
@@ -85,6 +91,16 @@ template <int n> inline void pin(float (&x)[1][n][4]) {
   for (int j = 0; j < n; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[0][j][i])::"memory");
+}
+
+// ptxas moves a wait for products up over arithmetic, but not out of its basic block: a branch that is never taken
+// holds it here. not_zero: what ptxas does not know.
+inline void hold_schedule(u32 not_zero) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %0, 0;\n"
+      " @p bra go;\n nanosleep.u32 64;\n"
+      "go:\n}" ::"r"(not_zero)
+      : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.

@@ -57,7 +57,7 @@ struct Limits {
     const bool last = s == args.batch;
     begin = at(bounds.starts, s);
     end = last ? bounds.rows : at(bounds.starts, s + 1);
-    breach = last ? bounds_breach(bounds.code, 0, begin, end, true)
+    breach = last ? bounds_breach(bounds.code, s == 0 ? begin : 0, begin, end, true)
                   : bounds_breach(bounds.code, begin, end, bounds.rows, s == 0);
   }
 };
@@ -67,7 +67,7 @@ inline bool bounds_break(const CallArgs& args, const Bounds& bounds, bool report
   if (!is_varlen(bounds.starts)) return false;
   bool broken = false;
   for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads)
-    broken |= breaks(args, reports, min_of(s, args.batch - 1), Limits(args, bounds, s).breach);
+    broken |= breaks(args, reports, clamp_to(s, 0, max_of(args.batch - 1, 0)), Limits(args, bounds, s).breach);
   return __syncthreads_or(broken) != 0;
 }
 
@@ -80,7 +80,7 @@ inline Part find_sequence(const CallArgs& args, const Bounds& bounds, i32 block,
   __syncthreads();
   for (i32 s = static_cast<i32>(threadIdx.x); s <= args.batch; s += kThreads) {
     const Limits limits(args, bounds, s);
-    if (breaks(args, reports, min_of(s, args.batch - 1), limits.breach))
+    if (breaks(args, reports, clamp_to(s, 0, max_of(args.batch - 1, 0)), limits.breach))
       broken = true;
     else if (first_block(limits.begin, s, rows_of_block) <= block &&
              block < first_block(limits.end, s + 1, rows_of_block)) {

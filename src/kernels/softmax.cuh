@@ -1,5 +1,5 @@
-// Online softmax of the rows of scores that a lane holds a quarter of. The numerics are score.h's; here they are laid out so
-// that the common case, fused units and rows that are near, costs no more than its exponentials.
+// Online softmax of the rows of scores that a lane holds a quarter of. The numerics are score.h's; here they are laid
+// out so that the common case, fused units and rows that are near, costs no more than its exponentials.
 //
 // What includes this has a kernel's Scores, kRows of them in a lane, kKeyTiles and kHidden.
 #pragma once
@@ -37,8 +37,8 @@ inline void subtract_base(Scores& s, int r, float base) {
     for (int e = 0; e < 2; ++e) s[r / 2][j][r % 2 * 2 + e] -= base;
 }
 
-// Takes the maxima of a tile's scores in. factor: for what was accumulated before, which is relative to the reference of before.
-// subtrahend: of the weights' exponents, fma(s, c, -subtrahend).
+// Takes the maxima of a tile's scores in. factor: for what was accumulated before, which is relative to the reference
+// of before. subtrahend: of the weights' exponents, fma(s, c, -subtrahend).
 inline void raise_reference(Softmax& softmax, Scores& s, float (&factor)[kRows], float (&subtrahend)[kRows],
                             const Units<float>& units) {
   float old[kRows];
@@ -99,7 +99,8 @@ struct RowResult {
   float lse, factor;
 };
 
-// A sink is one more weight. Relative to the row's reference, like the others: an fp32 LSE of 10^4 has lost 10^-3 of it.
+// A sink is one more weight. Relative to the row's reference, like the others: an fp32 LSE of 10^4 has lost 10^-3 of
+// it.
 inline RowResult row_result(const Units<float>& units, float maximum, float sum, const TensorArg& sinks, i32 head) {
   const Reference<float> found = reference_of<ScalarMath>(units, maximum);
   const float lse = log_sum_exp<ScalarMath>(units, found, sum), factor = normalizer(sum);
@@ -115,19 +116,23 @@ inline RowResult row_result(const Units<float>& units, float maximum, float sum,
   return {merged, factor * share / both};
 }
 
-// Of row `row` of a block, whose lanes have the sum in parts.
-inline RowResult row_result(const CallArgs& args, const QueryBlock& block, i32 row, const Softmax& softmax, int r) {
+// Of row `row` of a block.
+inline RowResult row_result(const CallArgs& args, const QueryBlock& block, i32 row, float maximum, float sum) {
   const float nan = as_float(0x7fffffffu);
-  RowResult result = row_result(args.units, softmax.maximum[r], quad_sum(softmax.sum[r]), args.sinks, block.head);
+  RowResult result = row_result(args.units, maximum, sum, args.sinks, block.head);
   if (block.first_row + row >= block.queries) result = {kHidden, 0.f};  // no query: no sink either
   if (block.broken) result = {nan, nan};
   if constexpr (kDropout) result.factor *= keep_factor<float>(args.dropout);
   return result;
 }
+// Whose lanes have the sum in parts.
+inline RowResult row_result(const CallArgs& args, const QueryBlock& block, i32 row, const Softmax& softmax, int r) {
+  return row_result(args, block, row, softmax.maximum[r], quad_sum(softmax.sum[r]));
+}
 
 // By one lane of the row's quad.
-inline void store_lse(const TensorArg& to, const QueryBlock& block, i32 row, float lse) {
-  if (to.data == nullptr || threadIdx.x % 4 != 0 || row >= block.rows) return;
+inline void store_lse(const TensorArg& to, const QueryBlock& block, i32 row, float lse, int of_quad = 0) {
+  if (to.data == nullptr || static_cast<int>(threadIdx.x % 4) != of_quad || row >= block.rows) return;
   const i64 i = block.first_query + block.first_row + row;
   *reinterpret_cast<float*>(to.data + block.sequence * to.strides[0] + block.head * to.strides[1] + i * to.strides[2]) =
       lse;

@@ -1,5 +1,5 @@
-// What a warp that schedules finds out about a tile before the others begin it: some query rows of one head, and the keys that
-// they see.
+// What a warp that schedules finds out about a tile before the others begin it: some query rows of one head, and the
+// keys that they see.
 #pragma once
 #include "kernels/query_block.cuh"
 #include "shared/forward_sm90_args.h"
@@ -9,67 +9,131 @@ namespace narrows {
 constexpr int kPartRows = 64;  // of a warpgroup
 static_assert(kBlockQueries == kWarpgroups * kPartRows && kWarps == 4 * kWarpgroups);
 
-struct TileFacts {
-  QueryBlock block;
-  bool exists;  // false: there are no more
-  Keys blocks;  // of keys, from the last to the first; one at least, so that there is always a K and a V to wait for
-  // Rows of V that may be read as they are: keys of the sequence that some row of it sees, and zeros that the engine fills in
-  // behind the tensor. What others hold reaches no result: it may be NaN, which no weight of 0 hides.
-  Keys clean;
-  Keys common[kWarpgroups];                    // keys that all of a warpgroup's rows see
-  Keys rows[kLimitsKeys ? kBlockQueries : 1];  // what each row sees, where it is not every key
+// A position as a 32-bit number that behaves like it beside keys, which are below 2^31 - 1024, with a tile's rows
+// added.
+inline i32 near_position(i64 p) { return static_cast<i32>(clamp_to(p, i64{-1024}, i64{0x7fffffff - 1024})); }
+
+// Which keys the rows of a tile see. Positions of rows follow each other, so everything is row 0's, and what to add for
+// row r.
+struct TileSight {
+  i32 begin, end;   // of its window, not clipped
+  i32 keys;         // of the sequence
+  i32 chunk;        // 0: none
+  i32 chunk_begin;  // of its chunk
+  i32 rest;         // rows before the next one begins, at a key that is
+  i32 next;
+
+  Keys of(i32 r) const {
+    Keys seen{begin + r, end + r};
+    if (chunk != 0) {
+      const Keys own = chunk_of(r);
+      seen = {max_of(seen.begin, own.begin), min_of(seen.end, own.end)};
+    }
+    return {clamp_to(seen.begin, 0, keys), clamp_to(seen.end, 0, keys)};
+  }
+  Keys chunk_of(i32 r) const {
+    if (r < rest) return {chunk_begin, next};
+    const u32 size = static_cast<u32>(min_of(chunk, kBlockQueries));  // of a longer one no second one begins here
+    const i32 first = next + static_cast<i32>(static_cast<u32>(r - rest) / size) * chunk;
+    return {first, first > kMostKey - chunk ? kMostKey : first + chunk};
+  }
 };
 
-// A call's window. Its planner takes no chunks: their 64-bit quotients are more than a scheduling thread's registers hold.
-inline Mask window_of(const CallArgs& args) { return {args.visibility.left, args.visibility.right, 0}; }
-
-inline Keys keys_of(const Range& range) { return {static_cast<i32>(range.begin), static_cast<i32>(range.end)}; }
+struct TileFacts {
+  QueryBlock block;
+  i32 kv_head;
+  bool exists;  // false: there are no more
+  Keys blocks;  // of keys, from the last to the first; one at least, so that there is always a K and a V to wait for
+  // Rows of V that may be read as they are: keys of the sequence that some row of it sees, and zeros that the engine
+  // fills in behind the tensor. What others hold reaches no result: it may be NaN, which no weight of 0 hides.
+  Keys clean;
+  Keys common[kWarpgroups];  // keys that all of a warpgroup's rows see
+  Keys own
+      [kWarpgroups];  // of `blocks`, those that it computes: but for one at each end, if no row of it sees a key there
+  TileSight sight;    // where they do not see every key
+};
 
 inline i32 lane_index() { return static_cast<i32>(thread_index() % kWarp); }
 
-// Each row's keys, and what a warpgroup's rows have in common; returns the hull of all. By a warp.
-inline Keys look_at_rows(const ForwardSm90Args& args, const QueryBlock& block, TileFacts& facts) {
-  Keys hull{kMostKey, 0};
+// The largest multiple of `divisor` up to x, a position. Without a division: its 64-bit form is a call, and calls make
+// ptxas run wgmma one by one.
+inline i64 multiple_below(i64 x, i64 divisor) {
+  const i64 size = x < 0 ? divisor - 1 - x : x;
+  i64 rest = size;
 #pragma unroll 1
-  for (int w = 0; w < kWarpgroups; ++w) {
-    Keys common{0, kMostKey};
-#pragma unroll 1
-    for (i32 row = w * kPartRows + lane_index(); row < (w + 1) * kPartRows; row += kWarp) {
-      const i32 i = block.first_row + row;
-      const bool exists = i < block.queries;
-      const Keys seen = exists ? keys_of(visible_keys(window_of(args), i + block.shift, block.keys)) : Keys{0, 0};
-      facts.rows[row] = seen;
-      if (seen.begin < seen.end) hull = {min_of(hull.begin, seen.begin), max_of(hull.end, seen.end)};
-      if (exists) common = {max_of(common.begin, seen.begin), min_of(common.end, seen.end)};
-    }
-    facts.common[w] = {__reduce_max_sync(~0u, common.begin), __reduce_min_sync(~0u, common.end)};
-  }
-  return {__reduce_min_sync(~0u, hull.begin), __reduce_max_sync(~0u, hull.end)};
+  for (int bit = 32; bit >= 0; --bit)
+    if (divisor <= rest >> bit) rest -= divisor << bit;
+  return x < 0 ? rest - size : size - rest;
 }
 
-inline Keys clean_values(const ForwardSm90Args& args, const QueryBlock& block) {
-  Keys seen{0, block.keys};
-  if constexpr (kLimitsKeys) seen = keys_of(key_range(window_of(args), {0, block.queries}, block.shift, block.keys));
-  if (!is_varlen(args.cu_seqlens_k) && seen.end == args.key_rows) seen.end = kMostKey;
-  return seen;
+// Of rows from `row` on.
+inline TileSight sight_of(const Mask& mask, const SequenceFacts& facts, i32 row) {
+  const i64 p = row + facts.shift;
+  TileSight sight{near_position(p - mask.left), near_position(p + mask.right + 1), facts.keys, 0, 0, 0, 0};
+  if (mask.chunk != 0) {
+    const i64 begin = multiple_below(p, mask.chunk), end = begin + mask.chunk;
+    sight.chunk = near_position(mask.chunk);
+    sight.chunk_begin = near_position(begin);
+    sight.rest = static_cast<i32>(min_of(end - p, i64{kBlockQueries}));
+    sight.next = near_position(end);
+  }
+  return sight;
+}
+
+inline Keys own_blocks(const Keys& blocks, const Keys& seen) {
+  Keys own = blocks;
+  if (own.begin + 1 < own.end && seen.end <= (own.end - 1) * kBlockKeys) --own.end;
+  if (own.begin + 1 < own.end && (own.begin + 1) * kBlockKeys <= seen.begin) ++own.begin;
+  return own;
+}
+
+inline Keys blocks_of(const Keys& seen) {
+  return seen.begin < seen.end ? Keys{seen.begin / kBlockKeys, ceil_div(seen.end, kBlockKeys)} : Keys{0, 1};
+}
+
+inline Keys of_lanes(const Keys& keys, i32 of_begin, i32 of_end) {
+  return {static_cast<i32>(__shfl_sync(~0u, static_cast<u32>(keys.begin), of_begin)),
+          static_cast<i32>(__shfl_sync(~0u, static_cast<u32>(keys.end), of_end))};
+}
+
+// What a tile's rows see. Both ends never fall from row to row (mask.h), so that first and last rows tell everything: a
+// warpgroup's are those of lanes 2w and 2w + 1, the sequence's those of the last two lanes. A warp's lanes side by side
+// rather than one row after the other: this runs once in a while from a cold instruction cache, and every tile waits
+// for it.
+inline void look_at_rows(const ForwardSm90Args& args, const QueryBlock& block, TileFacts& facts) {
+  constexpr i32 kFirstOfAll = kWarp - 2, kLastOfAll = kWarp - 1;
+  const i32 lane = lane_index(), rows = block.broken ? 0 : min_of(block.queries - block.first_row, kBlockQueries);
+  const i32 first = lane / 2 * kPartRows, last = min_of(first + kPartRows, rows) - 1;
+  const i32 origin = lane == kFirstOfAll ? 0 : lane == kLastOfAll ? block.queries - 1 : block.first_row;
+  const TileSight sight = sight_of(args.visibility, block, origin);
+  const Keys seen = sight.of(lane >= kFirstOfAll ? 0 : lane % 2 == 0 ? first : last);
+  const Keys other = of_lanes(seen, lane ^ 1, lane ^ 1), hull = of_lanes(seen, 0, (rows - 1) / kPartRows * 2 + 1);
+  const Keys blocks = blocks_of(rows > 0 ? hull : Keys{0, 0});
+  facts.blocks = blocks;
+  if (lane % 2 == 0 && lane / 2 < kWarpgroups) {
+    facts.common[lane / 2] = first <= last ? Keys{other.begin, seen.end} : Keys{0, kMostKey};
+    facts.own[lane / 2] = own_blocks(blocks, first <= last ? Keys{seen.begin, other.end} : Keys{0, 0});
+  }
+  if (lane == 0) facts.sight = sight;
+  const Keys clean = of_lanes(seen, kFirstOfAll, kLastOfAll);
+  facts.clean = block.queries > 0 ? clean : Keys{0, 0};
 }
 
 inline void find_facts(const ForwardSm90Args& args, const QueryBlock& block, TileFacts& facts) {
-  Keys hull{0, block.keys};
   if constexpr (kLimitsKeys) {
-    hull = look_at_rows(args, block, facts);
+    look_at_rows(args, block, facts);
   } else {
-    for (int w = 0; w < kWarpgroups; ++w) facts.common[w] = hull;
+    facts.blocks = blocks_of(Keys{0, block.broken ? 0 : block.keys});
+    facts.clean = {0, block.keys};
   }
+  if (!is_varlen(args.cu_seqlens_k) && facts.clean.end == args.key_rows) facts.clean.end = kMostKey;
   facts.block = block;
+  facts.kv_head = static_cast<i32>(args.group_divisor.quotient(static_cast<u32>(block.head)));
   facts.exists = true;
-  facts.clean = clean_values(args, block);
-  const bool sees = hull.begin < hull.end && !block.broken;
-  facts.blocks = sees ? Keys{hull.begin / kBlockKeys, ceil_div(hull.end, kBlockKeys)} : Keys{0, 1};
 }
 
-// Varlen, with bounds that are some: the sequence of a block. Each lane looks at one of 32 sequences at equal distances, and the
-// warp goes on between two of them. Sequence `batch` is of the rows behind the last one.
+// Varlen, with bounds that are some: the sequence of a block. Each lane looks at one of 32 sequences at equal
+// distances, and the warp goes on between two of them. Sequence `batch` is of the rows behind the last one.
 inline Part search_sequence(const CallArgs& args, i32 block) {
   const IndicesArg& starts = args.cu_seqlens_q;
   i32 low = 0;
@@ -99,7 +163,7 @@ class Scheduler {
     }
     facts.exists = false;
   }
-  // To the tile behind it, once the others know of it: the counter is far away.
+  // To the tile behind it.
   void advance() {
     if (args_.tiles_taken == nullptr) {
       next_ += gridDim.x;
@@ -112,12 +176,14 @@ class Scheduler {
 
  private:
   QueryBlock block_at(u32 index) const {
-    const u32 blocks = static_cast<u32>(args_.blocks), section = static_cast<u32>(args_.section);
-    const TileNumber tile = tile_number(index, blocks, query_pairs(args_), section);
-    Part queries{tile.pair / args_.heads, 0, args_.query_rows, false};
-    if (is_varlen(args_.cu_seqlens_q))
-      queries = broken_ ? Part{0, 0, args_.query_rows, true} : search_sequence(args_, tile.block);
-    return query_block_of(args_, queries, head_of(args_, tile), tile.block, lane_index() == 0);
+    const TileNumber tile = args_.order.at(index);
+    if (is_varlen(args_.cu_seqlens_q)) {
+      const Part queries = broken_ ? Part{0, 0, args_.query_rows, true} : search_sequence(args_, tile.block);
+      return query_block_of(args_, queries, tile.pair, tile.block, lane_index() == 0);
+    }
+    const i32 sequence = static_cast<i32>(args_.heads_divisor.quotient(static_cast<u32>(tile.pair)));
+    return query_block_of(args_, {sequence, 0, args_.query_rows, false}, tile.pair - sequence * args_.heads, tile.block,
+                          lane_index() == 0);
   }
 
   const ForwardSm90Args& args_;

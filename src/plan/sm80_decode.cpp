@@ -15,8 +15,8 @@ using namespace sm80;
 
 /// What a call takes its warps for.
 enum class Use : unsigned char {
-  few,  // rows of which every multiprocessor has a piece of its own
-  many,  // rows that fill two thread blocks of each multiprocessor, whole; and what takes more registers than three leave
+  few,   // rows of which every multiprocessor has a piece of its own, with a tile for each of its warps
+  many,  // rows that fill two thread blocks of each multiprocessor again and again; and what takes more registers than three leave
   any,
 };
 
@@ -31,12 +31,12 @@ struct DecodeTiles {
   bool wide;
 };
 constexpr std::array kDecodeTiles{
-    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},  DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
-    DecodeTiles{2, 128, 8, Use::few, 8, 1, false}, DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
-    DecodeTiles{2, 128, 8, Use::any, 4, 3, false}, DecodeTiles{2, 128, 16, Use::few, 8, 1, true},
-    DecodeTiles{2, 128, 16, Use::any, 4, 2, true}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
-    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},  DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
-    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},  DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{2, 64, 8, Use::any, 4, 4, false},   DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
+    DecodeTiles{2, 128, 8, Use::few, 8, 1, false},  DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
+    DecodeTiles{2, 128, 8, Use::any, 4, 3, false},  DecodeTiles{2, 128, 16, Use::few, 8, 1, false},
+    DecodeTiles{2, 128, 16, Use::any, 4, 2, false}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
+    DecodeTiles{2, 576, 8, Use::any, 8, 1, true},   DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
+    DecodeTiles{4, 128, 8, Use::any, 4, 2, true},   DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
 };
 
 constexpr i64 kMostDecodeWidth = kWidths.back();
@@ -53,18 +53,11 @@ i64 line_rows(const Problem& problem, i64 packed_rows) {
   return saturating_multiply(tiles, problem.kv_heads);
 }
 
-i64 key_tiles(const Problem& problem) { return std::max<i64>(ceil_div(problem.max_keys, kDecodeTile), 1); }
+i64 key_tiles(const Problem& problem, i64 tile) { return std::max<i64>(ceil_div(problem.max_keys, tile), 1); }
 
 std::string decode_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = device_refusal(machine); !reason.empty()) return reason;
-  if (std::string reason = width_refusal(problem, kMostDecodeWidth); !reason.empty()) return reason;
-  if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
-  if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
-    return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
-  const i64 units = saturating_multiply(line_rows(problem, 8), key_tiles(problem) + kEndingTiles + 1);
-  if (units > kMostBlocks)
-    return text("takes up to ", kMostBlocks, " tiles of 8 query rows by 16 keys, where the cache is full, not ", units);
-  return "";
+  return width_refusal(problem, kMostDecodeWidth);
 }
 
 bool has_rules(const DecodeConstants& constants) { return constants.natural || constants.mask || constants.dropout; }
@@ -86,8 +79,10 @@ bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& mac
   if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
   const i64 rows = std::min<i64>(line_rows(problem, tiles.packed_rows), 1 << 20);
   const i32 line = static_cast<i32>(rows), blocks = tiles.resident_blocks * std::max(machine.multiprocessors, 1);
-  if (tiles.use == Use::many) return fills(line, blocks);
-  return !by_element && line <= blocks && fills(line * most_splits(line, blocks), blocks);
+  if (tiles.use == Use::many) return line > blocks && fills(line, blocks);
+  const i32 splits = most_splits(line, blocks);
+  return !by_element && line <= blocks && fills(line * splits, blocks) &&
+         key_tiles(problem, kDecodeTile) >= splits * tiles.warps;
 }
 
 /// Query rows times heads that share a kv head, of the longest sequence; element by element that is no matter.
@@ -101,6 +96,7 @@ i32 packed_rows_of(const Problem& problem, i64 item, i32 width, bool by_element)
 /// None where no row fits.
 std::optional<DecodeConstants> tiled(const Problem& problem, const Machine& machine, int copy_bytes) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = width_of(problem.head_dim);
   constants.value_width = width_of(problem.value_dim);
@@ -128,20 +124,37 @@ int decode_copy_bytes(const Problem& problem) {
 /// Partial results that may wait to be joined.
 i64 partial_slots(const Problem& problem, const Plan& plan) {
   const i64 rows = line_rows(problem, plan.query_block);
-  if (plan.split_keys) return saturating_multiply(rows, ceil_div(key_tiles(problem), kInvariantTiles));
+  if (plan.split_keys) return saturating_multiply(rows, key_tiles(problem, plan.split_keys));
   if (plan.most_splits) return plan.most_splits == 1 ? 0 : saturating_multiply(rows, plan.most_splits);
   return 2 * plan.blocks;
 }
 
-Regions regions_of(const Problem& problem, const Plan& plan, const DecodeConstants& constants) {
-  const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
-  const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
-  return {{"tickets", bytes(slots, 4)},
-          {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
-          {"partial results", bytes(rows, 4 * decode_columns(constants))}};
+}  // namespace
+
+std::string decode_size_refusal(const Problem& problem, i64 packed_rows, i64 tile) {
+  if (std::string reason = rows_refusal(problem); !reason.empty()) return reason;
+  if (std::max({problem.capacity, problem.max_keys, problem.key_batches, problem.cache_rows}) > kMostBlocks)
+    return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
+  const i64 units = saturating_multiply(line_rows(problem, packed_rows), key_tiles(problem, tile) + kEndingTiles + 1);
+  if (units <= kMostBlocks) return "";
+  return text("takes up to ", kMostBlocks, " tiles of ", packed_rows, " query rows by ", tile,
+              " keys, where the cache is full, not ", units);
 }
 
-}  // namespace
+void share_out(Plan& plan, const Problem& problem, i64 columns, i64 most_parts) {
+  if (problem.batch_invariant)
+    plan.split_keys = kInvariantTiles * plan.key_block;
+  else if (problem.num_splits)
+    plan.most_splits =
+        static_cast<int>(std::min({i64{problem.num_splits}, key_tiles(problem, plan.key_block), most_parts}));
+  const i64 slots = partial_slots(problem, plan), rows = saturating_multiply(slots, plan.query_block);
+  const auto bytes = [&](i64 count, i64 size) { return aligned_bytes(saturating_multiply(count, size)); };
+  plan.workspace = {
+      {"tickets", bytes(slots, 8)},
+      {"sums of partial results", bytes(rows, static_cast<i64>(sizeof(RowSum)))},
+      {"partial results", bytes(rows, 4 * columns)},
+      {"sequences refused", problem.appends && problem.key_form == KeyForm::pages ? bytes(problem.batch, 4) : 0}};
+}
 
 i64 decode_columns(const DecodeConstants& constants) {
   const i64 step = 128 / item_of(constants);
@@ -163,12 +176,19 @@ bool decodes(const Problem& problem) {
   return problem.operation == Operation::forward && (cached || (problem.num_splits > 1 && !problem.batch_invariant));
 }
 
+bool decodes_wide(const Problem& problem) {
+  constexpr i64 kNarrowest = 256;
+  return decodes(problem) && std::max(problem.head_dim, problem.value_dim) > kNarrowest;
+}
+
 DecodeConstants decode_constants(const Problem& problem, const Plan& plan) {
   DecodeConstants constants = rules_of<DecodeConstants>(problem);
+  constants.turned = problem.rotary_pairs != 0;
   constants.element = static_cast<Element>(problem.dtype);
   constants.head_width = static_cast<i32>(plan.head_width);
   constants.value_width = static_cast<i32>(plan.value_width);
   constants.query_block = static_cast<i32>(plan.query_block);
+  constants.key_block = static_cast<i32>(plan.key_block);
   constants.warps = plan.warps;
   constants.copy_bytes = plan.copy_bytes;
   constants.resident_blocks = plan.resident_blocks;
@@ -180,6 +200,7 @@ Program decode_program(const DecodeConstants& constants) {
   Config config("shared/decode_args.h");
   config.tiles_and_rules(constants, 32 * constants.warps);
   config.flag("kKeepsQueries", !constants.wide);
+  config.flag("kTurnsQueries", constants.turned);
   return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32};
 }
 
@@ -201,6 +222,8 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   const std::optional<DecodeConstants> found = tiled(problem, machine, decode_copy_bytes(problem));
   if (!found) return text("no tiles fit ", machine.shared_bytes, " bytes of shared memory");
   const DecodeConstants& constants = *found;
+  if (std::string reason = decode_size_refusal(problem, constants.query_block, kDecodeTile); !reason.empty())
+    return reason;
   Plan plan;
   plan.family = "sm80";
   plan.decodes = true;
@@ -214,19 +237,19 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   plan.rereads_queries = constants.wide;
   plan.shared_bytes = decode_shared_bytes(constants);
   plan.blocks = i64{std::max(machine.multiprocessors, 1)} * constants.resident_blocks;
-  if (problem.batch_invariant)
-    plan.split_keys = kInvariantTiles * kDecodeTile;
-  else if (problem.num_splits)
-    plan.most_splits = static_cast<int>(std::min<i64>(problem.num_splits, key_tiles(problem)));
-  plan.workspace = regions_of(problem, plan, constants);
+  share_out(plan, problem, decode_columns(constants), kMostBlocks);
   const double rate = machine.flops_per_second * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
-  plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
+  // Of wide heads every tile of packed rows reads K and V for itself, at memory's rate: the table's last rows keep few bytes on their way.
+  const i64 reads = decodes_wide(problem) ? std::max<i64>(ceil_div(rows_of_head(problem), plan.query_block), 1) : 1;
+  const i64 bytes = saturating_multiply(work.fused_bytes, reads);
+  plan.prediction = predict(work.flops, bytes, rate, machine.bytes_per_second);
   return plan;
 }
 
 std::vector<Program> planned_decode_programs(const Machine&) {
   constexpr std::array kRules{&DecodeConstants::natural, &DecodeConstants::softcap, &DecodeConstants::alibi,
-                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout};
+                              &DecodeConstants::bias,    &DecodeConstants::mask,    &DecodeConstants::dropout,
+                              &DecodeConstants::turned};
   constexpr i32 kEachWayAt = 128, kMostValueWidth = 512;
   std::vector<Program> programs;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {

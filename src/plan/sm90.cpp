@@ -3,6 +3,7 @@
 #include "plan/sm80.hpp"
 #include "plan/sm80_shared.hpp"
 #include "plan/sm90_backward.hpp"
+#include "plan/sm90_decode.hpp"
 #include "plan/sm90_products.hpp"
 #include "plan/sm90_shared.hpp"
 #include "shared/tile_order.h"
@@ -23,33 +24,30 @@ struct Sm90Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
   i64 least_keys;             // of the longest sequence
-  i32 warpgroups, key_block, stages, fact_slots;
+  i32 warpgroups, key_block, stages, query_stages, fact_slots;
   bool queries_in_registers, own_output_tile;
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kSm90Tiles{
-    Sm90Tiles{64, false, false, 0, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, 2048, 3, 128, 2, 4, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, 0, 2, 128, 4, 4, true, true, -1, 40, 232},
-    Sm90Tiles{64, true, true, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Sm90Tiles{96, false, false, 0, 3, 96, 2, 4, false, true, -1, 32, 160},
-    Sm90Tiles{96, true, false, 0, 2, 128, 2, 4, true, true, 3, 40, 232},
-    Sm90Tiles{96, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Sm90Tiles{128, false, false, 8192, 2, 176, 2, 4, false, false, -1, 40, 232},
-    Sm90Tiles{128, true, false, 0, 2, 128, 2, 4, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, true, 0, 2, 128, 2, 4, false, true, 3, 40, 232},
-    Sm90Tiles{192, true, false, 0, 2, 112, 2, 4, false, false, 2, 40, 232},
-    Sm90Tiles{192, true, true, 0, 2, 80, 2, 4, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, false, 0, 2, 80, 2, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, true, 0, 2, 48, 2, 2, false, false, 2, 40, 232},
+    Sm90Tiles{64, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{96, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{192, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, false, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kReached = 0.64;
-
-/// Of 16-bit elements.
-constexpr i64 kUnitColumns = 8;
 
 constexpr i64 chunked_bytes(i64 rows, i64 columns) { return rows * ceil_div<i64>(columns, 64) * 128; }
 
@@ -103,11 +101,11 @@ using sm90::kUnitBytes;
 
 std::string sm90_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages) return "does not read KV caches";
+  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages)
+    return text("reads KV caches of head dims above ", kSm90Widths.back(), " alone");
   if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
   if (std::string reason = sm90::head_dim_refusal(problem, kSm90Widths.back()); !reason.empty()) return reason;
   if (std::string reason = sm90::rules_refusal(problem); !reason.empty()) return reason;
-  if (problem.rules.mask.chunk != 0) return "has no chunks";
   for (const auto& [name, layout] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
     if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
@@ -129,6 +127,7 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& til
   constants.key_block = tiles.key_block;
   constants.warps = 4 * tiles.warpgroups;
   constants.stages = tiles.stages;
+  constants.query_stages = tiles.query_stages;
   constants.fact_slots = tiles.fact_slots;
   constants.bring_registers = tiles.bring_registers;
   constants.compute_registers = tiles.compute_registers;
@@ -161,12 +160,12 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
   const i64 parts = constants.query_block / kPartRows;
   const i64 queries = chunked_bytes(kPartRows, constants.head_width);
   const i64 output = chunked_bytes(kPartRows, constants.value_width);
-  const i64 results = constants.own_output_tile ? queries + output : std::max(queries, output);
+  const i64 results = constants.own_output_tile ? constants.query_stages * queries + output : std::max(queries, output);
   const i64 stage = chunked_bytes(constants.key_block, constants.head_width) +
                     chunked_bytes(constants.key_block, constants.value_width);
   // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
-  const i64 rows = constants.limits_keys ? constants.query_block : 1;
-  const i64 facts = constants.fact_slots * (96 + 8 * (parts + rows)), barriers = 256;
+  const i64 rows = constants.limits_keys ? constants.query_block : 0;
+  const i64 facts = constants.fact_slots * (136 + 16 * parts) + 8 * rows + 56 * constants.warps, barriers = 320;
   return parts * results + constants.stages * stage + facts + barriers;
 }
 
@@ -194,6 +193,7 @@ Program forward_sm90_program(const ForwardSm90Constants& constants) {
   config.tiles_and_rules(common, 32 * (constants.warps + 4));
   config.number("kWarpgroups", constants.warps / 4);
   config.number("kStages", constants.stages);
+  config.number("kQueryStages", constants.query_stages);
   config.number("kFactSlots", constants.fact_slots);
   config.number("kTilesBeforeWait", constants.tiles_before_wait);
   config.number("kBringRegisters", constants.bring_registers);
@@ -217,6 +217,7 @@ i64 forward_sm90_tiles(const Problem& problem, i64 query_block) {
 
 std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& work, const Machine& machine) {
   if (problem.operation == Operation::backward) return consider_sm90_backward(problem, work, machine);
+  if (decodes_wide(problem)) return consider_sm90_decode(problem, work, machine);
   if (std::string reason = sm90_refusal(problem, machine); !reason.empty()) return reason;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const i64 tiles = forward_sm90_tiles(problem, constants.query_block);

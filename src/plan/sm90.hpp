@@ -15,6 +15,7 @@ struct ForwardSm90Constants {
   i32 head_width = 0, value_width = 0, query_block = 0, key_block = 0;
   i32 warps = 0;                                   // that compute, four to a warpgroup of 64 query rows
   i32 stages = 0;                                  // of K, and as many of V
+  i32 query_stages = 0;                            // of Q
   i32 fact_slots = 0;                              // tiles that are known ahead
   i32 bring_registers = 0, compute_registers = 0;  // of a thread
   i32 tiles_before_wait = 0;          // of 8 keys that are exponentiated before the wait for P V; -1: ptxas says

@@ -49,8 +49,21 @@ constexpr i32 most_splits(i32 rows, i32 blocks) { return max_of(blocks / max_of(
 // Whether so many pieces of equal work fill 9 blocks of 10 in the last round.
 constexpr bool fills(i32 pieces, i32 blocks) { return i64{10} * pieces >= i64{9} * ceil_div(pieces, blocks) * blocks; }
 
-// Rows of about one length.
-constexpr bool are_alike(i32 count, i32 tiles, i32 longest) { return i64{count} * longest <= i64{tiles} + tiles / 8; }
+// Whether rows of about one length are better cut into so many equal pieces than dealt evenly: 320 on 396 blocks are 12% faster.
+constexpr bool cut_alike(i32 pieces, i32 blocks) {
+  return i64{5} * pieces >= i64{4} * ceil_div(pieces, blocks) * blocks;
+}
+
+// The same of pieces with a thread block each, where some blocks of a multiprocessor may be without: they go to all
+// multiprocessors before one gets a second.
+constexpr bool spread_evenly(i32 pieces, i32 blocks, i32 resident_blocks) {
+  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
+}
+
+// Rows of about one length. No product or sum of tiles reaches 2^31.
+constexpr bool are_alike(i32 count, i32 tiles, i32 longest) {
+  return static_cast<u32>(count) * static_cast<u32>(longest) <= static_cast<u32>(tiles) + static_cast<u32>(tiles) / 8;
+}
 
 constexpr i32 splits_of(i32 longest, i32 wanted) { return clamp_to(longest / kLeastTiles, 1, wanted); }
 
@@ -60,7 +73,7 @@ constexpr Cutting cutting_of(const LineTotals& totals, i32 blocks, i32 asked, i3
   if (fixed_split != 0) return {1, fixed_split, false};
   if (asked != 0) return {asked, 0, false};
   const i32 wanted = most_splits(totals.rows, blocks), splits = splits_of(totals.longest, wanted);
-  const bool full = splits < wanted || fills(totals.rows * splits, blocks);
+  const bool full = splits < wanted || cut_alike(totals.rows * splits, blocks);
   return {splits, 0, !(full && are_alike(totals.rows, totals.tiles, totals.longest))};
 }
 

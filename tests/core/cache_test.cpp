@@ -103,6 +103,18 @@ TEST(Cache, pages) {
       "block_table[0, 0]: 77: must be in [0, 5]: a key that is seen or appended lies in this page; nearest legal: 5");
 }
 
+TEST(Cache, a_pool_without_pages_has_no_slots) {
+  TestCall call = TestCall::paged();
+  Ints table({0, 0, 0, 0, 0, 0}, {2, 3}), none{0, 0}, some{0, 1};
+  call.in.k.shape = {0, 4, 2, 8};
+  call.in.v.shape = {0, 4, 2, 6};
+  call.options.block_table = table;
+  call.options.cache_seqlens = none;
+  EXPECT_EQ(call.make().problem.capacity, 0);
+  call.options.cache_seqlens = some;
+  EXPECT_EQ(call.refusal(), "cache_seqlens[1]: 1: must be in [0, 0], the cache's capacity; nearest legal: 0");
+}
+
 TEST(Cache, H15_length_comes_from_cache_seqlens) {
   TestCall call = TestCall::paged();
   Ints table({0, 1, 2, 3, 4, 5}, {2, 3}), filled{8, 4};

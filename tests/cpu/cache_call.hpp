@@ -2,6 +2,7 @@
 // every table entry that nobody may read is out of range.
 #pragma once
 
+#include "core/problem.hpp"
 #include "tests/cpu/dice.hpp"
 #include "tests/cpu/forward_run.hpp"
 #include "tests/support/row_bounds.hpp"
@@ -28,6 +29,7 @@ struct CacheCall {
     make_new_keys();
     if (dice_.one_in(2)) make_rotary();
     choose_rules();
+    if (paged_) break_unread_entries();
     blocks.threads = static_cast<int>(dice_.between(1, 3));
     blocks.query_block = dice_.between(1, 40);
     blocks.key_block = dice_.between(1, 80);
@@ -184,6 +186,24 @@ struct CacheCall {
     const Dims full{1, dice_.one_in(2) ? h_ : 1, sq_, std::max<std::int64_t>(capacity_, 1)};
     if (dice_.one_in(5))
       options.mask = side(Array(DType::boolean, full).fill([&](const Dims&) { return dice_.one_in(3) ? 0 : 1; }));
+  }
+
+  /// Of the table: all but those from the first to the last key that a row of the sequence sees, and those of new keys.
+  void break_unread_entries() {
+    const Call call = make_forward(a.in(), a.out(), a.options);
+    Array table(DType::int32, {rows_, pages_of_row_});
+    table.fill([](const Dims& at) { return at[1] % 2 ? -1.0 : 2147483647.0; });
+    for (std::int64_t b = 0; b < b_; ++b) {
+      const Sequence s = sequence(call.problem, call.buffers, b);
+      const auto keep = [&](std::int64_t begin, std::int64_t end) {  // slots
+        for (std::int64_t page = begin / page_; begin < end && page <= (end - 1) / page_; ++page)
+          table.set({s.key_batch, page}, static_cast<double>(call.buffers.block_table.at(s.key_batch, page)));
+      };
+      const Range seen = key_range(call.problem.rules.mask, s.bounds, {0, s.queries}, s.shift, s.keys);
+      keep(s.first_key + seen.begin, s.first_key + seen.end);
+      keep(s.first_key + s.keys - s.new_keys, s.first_key + s.keys);
+    }
+    a.options.block_table = side(table);
   }
 
   void choose_scores() {

@@ -111,7 +111,9 @@ TEST_P(GpuFamilyBackwardLengths, sums_over_sequences_are_nan) {
     gpu.download();
     expect_status(gpu.status(), breaking.status);
     for (const std::int64_t h : {0, 1}) EXPECT_TRUE(std::isnan(dslopes[{h}]) && std::isnan(dsinks[{h}])) << h;
-    if (call.bias.tensor().given()) EXPECT_TRUE(std::isnan(dbias[{0, 0}]));
+    if (call.bias.tensor().given()) {
+      EXPECT_TRUE(std::isnan(dbias[{0, 0}]));
+    }
     EXPECT_TRUE(gpu.surroundings_intact());
   }
 }

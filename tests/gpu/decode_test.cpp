@@ -1,11 +1,7 @@
 // KV caches on a GPU: random calls against the oracle and by counting, lengths and tables that break a rule, growing caches, and
 // bits that do not depend on how keys are shared out.
-#include "cpu/reference.hpp"
 #include "tests/cpu/cache_call.hpp"
-#include "tests/gpu/breaches.hpp"
-#include "tests/gpu/turned_first.hpp"
-
-#include <cmath>
+#include "tests/gpu/paged.hpp"
 
 namespace narrows::test {
 namespace {
@@ -26,51 +22,6 @@ class GpuCacheRandom : public OnGpu<testing::TestWithParam<int>> {
     }
   }
 };
-
-/// How far O and LSE may be from exact ones, whatever the rounding: in 16 bits each weight is rounded, and so is O; tanh.approx
-/// errs by 2^-11 of the cap.
-struct Bounds {
-  double o, lse, least;  // o: of sum(P |V|); lse: beside the criterion's; least: where fp16's weights are subnormal
-
-  Bounds(DType dtype, double softcap)
-      : o(dtype == DType::bf16   ? 0x1.05p-7
-          : dtype == DType::fp16 ? 0x1.05p-10
-                                 : 0x1p-18),
-        lse(dtype == DType::fp32 ? 0 : softcap * 0x1.4p-11),
-        least(dtype == DType::fp16 ? 2e-5 : 1e-7) {
-    o += 2 * lse;
-  }
-};
-
-Array absolute(const Tensor& tensor) {
-  const reference::View view(tensor);
-  return Array(tensor.dtype, tensor.shape).fill([&](const Dims& at) { return std::abs(view.element(at)); });
-}
-
-void expect_within_bounds(const Attention& a) {
-  const TurnedFirst turned(a.in(), a.options);
-  const reference::ForwardResult exact = reference::exact_forward(turned.in, turned.options);
-  Inputs in = turned.in;
-  Options options = turned.options;
-  const Array v = absolute(in.v), v_new = options.v_new.given() ? absolute(options.v_new) : Array();
-  in.v = v;
-  options.v_new = v_new;
-  const reference::ForwardResult magnitude = reference::exact_forward(in, options);
-  const Bounds bounds(a.q.dtype(), options.softcap);
-  const std::vector<double> o = a.o.values(), lse = a.lse.values();
-  for (std::size_t i = 0; i < o.size(); ++i) {
-    const double scale = a.q.dtype() == DType::fp32 ? 1 + exact.o.logit[i] : 1;
-    ASSERT_LE(std::abs(o[i] - exact.o.value[i]), bounds.o * scale * magnitude.o.value[i] + bounds.least)
-        << "O element " << i;
-  }
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (std::isinf(exact.lse.value[i]))
-      ASSERT_EQ(lse[i], exact.lse.value[i]) << "LSE element " << i;
-    else
-      ASSERT_LE(std::abs(lse[i] - exact.lse.value[i]), 2e-5 * (1 + exact.lse.logit[i] / 8) + bounds.lse)
-          << "LSE element " << i;
-  }
-}
 
 /// What is rotated may differ by rounding, all else must be the same.
 void expect_same_cache(const Array& ours, const Array& exact) {
@@ -120,65 +71,6 @@ TEST_P(GpuCacheRandom, counting_shows_exactly_the_visible_keys) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, GpuCacheRandom, testing::Range(0, 4));
-
-/// Sequences of 4 query heads over 2 kv heads, in pages of 16 in no order; slots that nobody fills are NaN.
-struct Paged {
-  static constexpr std::int64_t kPage = 16;
-
-  std::int64_t batch, queries, pages;  // pages: of a sequence
-  Attention a;
-  Array filled, table;
-
-  Paged(const std::vector<double>& lengths, std::int64_t sq, DType dtype = DType::bf16, std::int64_t pages_ = 20)
-      : batch(static_cast<std::int64_t>(lengths.size())),
-        queries(sq),
-        pages(pages_),
-        a({batch, sq, 1, 4, 2, 64, 64}, dtype),
-        filled(int32_array(lengths)),
-        table(DType::int32, {batch, pages}) {
-    a.k = Array(dtype, {batch * pages, kPage, 2, 64});
-    a.v = Array(dtype, {batch * pages, kPage, 2, 64});
-    table.fill([&](const Dims& at) { return static_cast<double>((at[0] * pages + at[1]) * 7 % (batch * pages)); });
-    for (std::int64_t b = 0; b < batch; ++b)
-      fill(b, 0, static_cast<std::int64_t>(lengths[static_cast<std::size_t>(b)]));
-    a.options.cache_seqlens = filled;
-    a.options.block_table = table;
-    a.options.causal = Causal::bottom_right;
-    a.options.family = "sm80";
-  }
-
-  static double key(std::int64_t slot, std::int64_t h, std::int64_t x) {
-    return std::sin(static_cast<double>(slot * 131 + h * 17) + static_cast<double>((slot + 5) * (x + 3)) * 0.37);
-  }
-  static double value(std::int64_t slot, std::int64_t h, std::int64_t x) {
-    return std::cos(static_cast<double>(slot * 57 + h * 29) + static_cast<double>((slot + 7) * (x + 1)) * 0.59);
-  }
-  void fill(std::int64_t b, std::int64_t begin, std::int64_t end) {
-    for (std::int64_t slot = begin; slot < end; ++slot) {
-      const std::int64_t page = static_cast<std::int64_t>(table[{b, slot / kPage}]);
-      for (std::int64_t h = 0; h < 2; ++h)
-        for (std::int64_t x = 0; x < 64; ++x) {
-          a.k.set({page, slot % kPage, h, x}, key(slot, h, x));
-          a.v.set({page, slot % kPage, h, x}, value(slot, h, x));
-        }
-    }
-  }
-  /// The same keys for slots [first, first + rows) of each sequence, to be appended.
-  Array fresh(std::int64_t first, std::int64_t rows, bool keys) const {
-    return Array(a.k.dtype(), {batch, rows, 2, 64}).fill([&](const Dims& at) {
-      return keys ? key(first + at[1], at[2], at[3]) : value(first + at[1], at[2], at[3]);
-    });
-  }
-  CallStatus run() {
-    a.o.poison();
-    a.lse.poison();
-    DeviceCall gpu(a.in(), a.out(), a.options);
-    gpu.run();
-    gpu.download();
-    EXPECT_TRUE(gpu.surroundings_intact());
-    return gpu.status();
-  }
-};
 
 struct CacheBreach {
   const char* name;
@@ -239,7 +131,7 @@ TEST_F(GpuCache, entries_of_pages_that_no_row_sees_are_not_read) {
   EXPECT_TRUE(call.a.o.same_bits(o));
 }
 
-TEST_F(GpuCache, nothing_is_appended_to_a_sequence_that_has_no_room) {
+TEST_F(GpuCache, H02_nothing_is_appended_to_a_sequence_that_has_no_room) {
   Paged call({40, 319, 300}, 2);
   const Array k_new = call.fresh(0, 2, true), v_new = call.fresh(0, 2, false), before = call.a.k;
   call.a.options.k_new = k_new;
@@ -291,14 +183,18 @@ void expect_steps_as_one_call(bool invariant) {
         ASSERT_EQ(grown.a.o[at], (whole.a.o[{at[0], step, at[2], at[3]}])) << to_text(at);
       });
       grown.a.lse.for_each([&](const Dims& at) { ASSERT_EQ(grown.a.lse[at], (whole.a.lse[{at[0], at[1], step}])); });
-    } else if (step % 111 == 0) {
-      ASSERT_NO_FATAL_FAILURE(expect_within_bounds(grown.a));
+    } else {
+      for (const Array* result : {&grown.a.o, &grown.a.lse})
+        for (const double x : result->values()) ASSERT_TRUE(std::isfinite(x));
+      if (step % 111 == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_within_bounds(grown.a));
+      }
     }
   }
 }
 
-TEST_F(GpuCache, steps_of_a_replayed_graph_have_the_bits_of_one_call) { expect_steps_as_one_call(true); }
-TEST_F(GpuCache, steps_of_a_replayed_graph_are_within_bounds) { expect_steps_as_one_call(false); }
+TEST_F(GpuCache, L03_steps_of_a_replayed_graph_have_the_bits_of_one_call) { expect_steps_as_one_call(true); }
+TEST_F(GpuCache, H09_steps_of_a_replayed_graph_are_within_bounds) { expect_steps_as_one_call(false); }
 
 /// Lengths far apart and alike, so that keys are shared out in stretches and in pieces: bit for bit as a call of its own.
 void expect_replays(DType dtype) {
@@ -323,11 +219,11 @@ void expect_replays(DType dtype) {
   }
 }
 
-TEST_F(GpuCache, replays_read_other_lengths) {
+TEST_F(GpuCache, C16_L04_replays_read_other_lengths) {
   for (const DType dtype : {DType::bf16, DType::fp32}) expect_replays(dtype);
 }
 
-TEST_F(GpuCache, batch_invariant_bits_do_not_depend_on_splits_batch_or_pages) {
+TEST_F(GpuCache, K06_batch_invariant_bits_do_not_depend_on_splits_batch_or_pages) {
   for (const DType dtype : {DType::bf16, DType::fp32}) {
     Paged whole({300, 300, 300}, 9, dtype);
     whole.a.options.batch_invariant = true;

@@ -1,8 +1,9 @@
 // Sizes beyond 32 bits: offsets, and more heads and batch rows than a grid's second axis could count.
-#include "tests/gpu/device_call.hpp"
+#include "tests/gpu/spread.hpp"
 #include "tests/support/check.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace narrows::test {
@@ -10,62 +11,6 @@ namespace {
 
 using GpuStressSizes = GpuTest;
 using GpuFamilyStressSizes = GpuFamilyTest;
-
-/// A tensor whose rows lie far apart on the device. Its last axis stays whole; between the rows nothing is ever written.
-class Spread {
- public:
-  /// wide: the axis whose last index is more than 2^31 elements from its first.
-  Spread(const Tensor& host, std::size_t wide) : host_(host), device_(host) {
-    const std::int64_t item = static_cast<std::int64_t>(item_size(host.dtype));
-    const std::int64_t steps = host.shape[wide] - 1;
-    device_.strides[wide] = ((std::int64_t{1} << 31) / steps / 64 + 1) * 64;
-    block_.emplace((last(device_) + host.shape[host.shape.rank() - 1]) * item);
-    device_.data = block_->data();
-    device_.device = {DeviceKind::cuda, 0};
-    each_row([&](std::int64_t from, std::int64_t to, std::int64_t bytes) {
-      block_->upload(static_cast<const std::byte*>(host_.data) + from, bytes, to);
-    });
-  }
-  Tensor tensor() const { return device_; }
-  void poison() { block_->fill(0xFF); }
-  void download() const {
-    each_row([&](std::int64_t from, std::int64_t to, std::int64_t bytes) {
-      block_->download(static_cast<std::byte*>(host_.data) + from, bytes, to);
-    });
-  }
-  bool margins_intact() const { return block_->margins_intact(); }
-
- private:
-  static std::int64_t last(const Tensor& t) {
-    std::int64_t place = 0;
-    for (std::size_t axis = 0; axis + 1 < t.shape.rank(); ++axis) place += (t.shape[axis] - 1) * t.strides[axis];
-    return place;
-  }
-  /// Calls visit(byte on the host, byte on the device, bytes) for each run of the last axis.
-  template <class Visit> void each_row(const Visit& visit) const {
-    const std::int64_t item = static_cast<std::int64_t>(item_size(host_.dtype));
-    const std::size_t rank = host_.shape.rank();
-    Dims rows = host_.shape;
-    rows[rank - 1] = 1;
-    Dims at = reference::first_of(rows);
-    for (std::int64_t row = 0; row < reference::elements(rows); ++row, reference::advance(at, rows)) {
-      std::int64_t from = 0, to = 0;
-      for (std::size_t axis = 0; axis < rank; ++axis) {
-        from += at[axis] * host_.strides[axis];
-        to += at[axis] * device_.strides[axis];
-      }
-      visit(from * item, to * item, host_.shape[rank - 1] * item);
-    }
-  }
-
-  Tensor host_, device_;
-  std::optional<DeviceBlock> block_;
-};
-
-std::string too_small(std::int64_t bytes) {
-  const std::int64_t free = free_device_bytes();
-  return free >= bytes ? "" : text("needs ", bytes, " bytes of device memory, ", free, " are free");
-}
 
 /// wide: of q, k, v and o (b, s, h, d).
 void expect_right_with_far_rows(std::size_t wide, DType dtype, std::string_view family) {
@@ -117,7 +62,7 @@ TEST_F(GpuStressSizes, bias_and_mask_rows_more_than_2_31_elements_apart) {
 }
 
 /// One tensor of more than 2^31 elements without gaps. With Q = 0 every row is the mean of V, and LSE the logarithm of the keys.
-TEST_F(GpuStressSizes, more_than_2_31_elements_of_q_and_o) {
+TEST_P(GpuFamilyStressSizes, more_than_2_31_elements_of_q_and_o) {
   if (const std::string reason = too_small(std::int64_t{16} << 30); !reason.empty()) GTEST_SKIP() << reason;
   const std::int64_t rows = (std::int64_t{1} << 24) + 300, h = 2, d = 64, keys = 48, tail = 1000;
   const Array k = std::move(Array(DType::bf16, {1, keys, 1, d}).fill_gaussian(1));
@@ -128,7 +73,7 @@ TEST_F(GpuStressSizes, more_than_2_31_elements_of_q_and_o) {
   const Mirror k_gpu(k), v_gpu(v);
   const Device device{DeviceKind::cuda, 0};
   Options options;
-  options.family = "sm80";
+  options.family = family();
   forward({{q.data(), DType::bf16, {1, rows, h, d}, {}, device}, k_gpu.tensor(), v_gpu.tensor()},
           {{o.data(), DType::bf16, {1, rows, h, d}, {}, device}, {lse.data(), DType::fp32, {1, h, rows}, {}, device}},
           options);
@@ -170,6 +115,84 @@ TEST_F(GpuStressSizes, more_than_65535_sequences) {
   gpu.download();
   a.o.for_each([&](const Dims& at) { ASSERT_EQ(a.o[at], a.v[at]) << "sequence " << at[0]; });  // one key each
   EXPECT_EQ(gpu.status().code, 0);
+}
+
+/// With Q = 0 row i of a causal call is the mean of i + 1 rows of V, of which row j holds j: it is i / 2. fp16 has them exactly.
+struct Means {
+  static constexpr std::uint16_t kNumbers[]{0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700,
+                                            0x4800, 0x4880, 0x4900, 0x4980, 0x4a00, 0x4a80, 0x4b00, 0x4b80};  // 0 .. 15
+  static constexpr std::uint16_t kHalves[]{0x0000, 0x3800, 0x3c00, 0x3e00, 0x4000, 0x4100, 0x4200, 0x4300,
+                                           0x4400, 0x4480, 0x4500, 0x4580, 0x4600, 0x4680, 0x4700, 0x4780};
+
+  std::int64_t sequences, rows, heads, width;  // rows: of a sequence, up to 16; there is one kv head
+  DeviceBlock q{sequences * rows * heads * width * 2}, kv{sequences * rows * width * 2},
+      o{sequences * rows * heads * width * 2}, lse{sequences * rows * heads * 4};
+
+  static Tensor tensor(const DeviceBlock& block, DType dtype, const Dims& shape) {
+    return {block.data(), dtype, shape, {}, {DeviceKind::cuda, 0}};
+  }
+
+  void run(bool packed, Options options) {
+    q.fill(0);
+    std::vector<std::uint16_t> numbers(static_cast<std::size_t>(kv.bytes() / 2));
+    for (std::size_t x = 0; x < numbers.size(); ++x) numbers[x] = kNumbers[static_cast<std::int64_t>(x) / width % rows];
+    kv.upload(numbers.data(), kv.bytes());
+    const auto shape = [&](std::int64_t count) {
+      return packed ? Dims{sequences * rows, count, width} : Dims{sequences, rows, count, width};
+    };
+    const Tensor k = tensor(kv, DType::fp16, shape(1));
+    options.causal = Causal::bottom_right;
+    forward({tensor(q, DType::fp16, shape(heads)), k, k},
+            {tensor(o, DType::fp16, shape(heads)),
+             tensor(lse, DType::fp32, packed ? Dims{heads, sequences * rows} : Dims{sequences, heads, rows})},
+            options);
+    wait_for_device();
+  }
+
+  void expect_right(bool packed) const {
+    std::vector<std::uint16_t> results(static_cast<std::size_t>(o.bytes() / 2));
+    std::vector<float> sums(static_cast<std::size_t>(lse.bytes() / 4));
+    o.download(results.data(), o.bytes());
+    lse.download(sums.data(), lse.bytes());
+    std::int64_t wrong = 0;
+    for (std::int64_t row = 0; row < sequences * rows; ++row) {
+      const auto begin = results.begin() + row * heads * width;
+      wrong += std::count(begin, begin + heads * width, kHalves[row % rows]) != heads * width;
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t place = packed ? h * sequences * rows + row : (row / rows * heads + h) * rows + row % rows;
+        const float expected = std::log(static_cast<float>(row % rows + 1));
+        wrong += !(std::abs(sums[static_cast<std::size_t>(place)] - expected) < 1e-5f);
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_TRUE(o.margins_intact() && lse.margins_intact());
+  }
+};
+
+TEST_P(GpuFamilyStressSizes, D09_D11_more_than_65535_heads) {
+  for (const auto& [batch, rows, heads, width] :
+       {std::array<std::int64_t, 4>{65535, 4, 8, 64}, {65536, 4, 8, 64}, {65536, 16, 1, 80}}) {
+    SCOPED_TRACE(testing::Message() << batch << " of " << rows << " rows");
+    Means means{batch, rows, heads, width};
+    Options options;
+    options.family = family();
+    means.run(false, options);
+    means.expect_right(false);
+  }
+}
+
+TEST_P(GpuFamilyStressSizes, D12_80000_packed_sequences) {
+  constexpr std::int64_t kSequences = 80000, kRows = 16;
+  std::vector<double> bounds(kSequences + 1);
+  for (std::size_t s = 0; s < bounds.size(); ++s) bounds[s] = static_cast<double>(s * kRows);
+  const Array cu = int32_array(bounds);
+  const Mirror cu_gpu(cu);
+  Means means{kSequences, kRows, 1, 64};
+  Options options;
+  options.cu_seqlens_q = options.cu_seqlens_k = cu_gpu.tensor();
+  options.family = family();
+  means.run(true, options);
+  means.expect_right(true);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuFamilyStressSizes, kGpuFamilies, family_name);

@@ -1,6 +1,7 @@
-// Included in the namespace of device text with its constants: whole thread blocks of the sm90 kernel on the host, roles, barriers
-// and all, against the definition. What is asynchronous on the GPU is done at once here, so that a missing wait is not found; a
-// wrong place, count or mask is, and a barrier that nobody completes is waited for until the test's time is over.
+// Included in the namespace of device text with its constants: whole thread blocks of the sm90 kernel on the host,
+// roles, barriers and all, against the definition. What is asynchronous on the GPU is done at once here, so that a
+// missing wait is not found; a wrong place, count or mask is, and a barrier that nobody completes is waited for until
+// the test's time is over.
 
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
@@ -116,7 +117,7 @@ struct WholeCall {
     args.blocks =
         varlen ? static_cast<i32>(block_count(queries, batch, kBlockQueries)) : ceil_div(queries, kBlockQueries);
     args.section = 3;
-    args.tiles = static_cast<u32>(args.blocks) * query_pairs(args);
+    args.set_tiles(query_pairs(args));
   }
 
   void run(u32 blocks, bool counted) {
@@ -221,7 +222,8 @@ inline void expect_breach(std::vector<i32> WholeCall::*lengths, std::size_t inde
 }
 
 inline void expect_whole_call(bool varlen, const Mask& mask, u32 blocks, bool counted) {
-  // first query, used ones, rows, first key, keys; a sequence without keys, one without queries, one of two blocks of queries.
+  // first query, used ones, rows, first key, keys; a sequence without keys, one without queries, one of two blocks of
+  // queries.
   const std::vector<WholeCall::Lengths> packed{
       {0, 20, 20, 0, 90}, {20, 0, 0, 93, 11}, {20, 131, 140, 107, 2}, {160, 70, 70, 112, 149}};
   const std::vector<WholeCall::Lengths> dense{{0, 133, 140, 0, 97}, {140, 60, 140, 150, 142}};

@@ -23,8 +23,9 @@ namespace masks_of_sm90 {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 96, kBlockQueries = 128, kBlockKeys = 48, kWarps = 8,
-                               kThreads = 384, kWarpgroups = 2, kStages = 2, kFactSlots = 4, kTilesBeforeWait = 2,
-                               kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232, kSharedBytes = 232448;
+                               kThreads = 384, kWarpgroups = 2, kStages = 2, kQueryStages = 1, kFactSlots = 4,
+                               kTilesBeforeWait = 2, kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232,
+                               kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kQueriesInRegisters = true, kOwnOutputTile = true, kNatural = false,
                                 kSoftcap = false, kAlibi = false, kBias = false, kMask = false, kDropout = false;
 }  // namespace narrows
@@ -58,6 +59,7 @@ TEST(KernelForwardSm90, rows_see_their_keys_under_masks) {
     SCOPED_TRACE(varlen);
     expect_whole_call(varlen, make_mask(-1, -1, true, 0), 2, true);
     expect_whole_call(varlen, make_mask(37, 11, false, 0), 1, false);
+    expect_whole_call(varlen, make_mask(-1, 20, varlen, 60), 2, varlen);
   }
 }
 

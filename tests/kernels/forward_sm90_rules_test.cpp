@@ -23,8 +23,9 @@ namespace rules_of_sm90 {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::fp16, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 96, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 80, kWarps = 8,
-                               kThreads = 384, kWarpgroups = 2, kStages = 3, kFactSlots = 2, kTilesBeforeWait = -1,
-                               kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232, kSharedBytes = 232448;
+                               kThreads = 384, kWarpgroups = 2, kStages = 3, kQueryStages = 1, kFactSlots = 2,
+                               kTilesBeforeWait = -1, kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232,
+                               kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kQueriesInRegisters = false, kOwnOutputTile = false,
                                 kNatural = true, kSoftcap = true, kAlibi = true, kBias = false, kMask = false,
                                 kDropout = false;

@@ -23,8 +23,9 @@ namespace whole_of_sm90 {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 64, kWarps = 8,
-                               kThreads = 384, kWarpgroups = 2, kStages = 2, kFactSlots = 2, kTilesBeforeWait = -1,
-                               kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232, kSharedBytes = 232448;
+                               kThreads = 384, kWarpgroups = 2, kStages = 2, kQueryStages = 2, kFactSlots = 2,
+                               kTilesBeforeWait = -1, kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232,
+                               kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = false, kQueriesInRegisters = false, kOwnOutputTile = true,
                                 kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
                                 kDropout = false;

@@ -1,4 +1,5 @@
-// What the scheduling warp of the sm90 kernel finds: every query row of every head once, and of each tile which keys it sees.
+// What the scheduling warp of the sm90 kernel finds: every query row of every head once, and of each tile which keys it
+// sees.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -53,12 +54,12 @@ struct Scheduled {
     if (between(0, 1)) args.seqused_k = {used_keys.data(), 1};
     args.score_rows = args.score_keys = 0x7fffffff;
     args.top_left = between(0, 3) == 0;
-    args.visibility =
-        make_mask(between(0, 1) ? between(0, 90) : -1, between(0, 1) ? between(0, 90) : -1, between(0, 1) != 0, 0);
+    args.visibility = make_mask(between(0, 1) ? between(0, 90) : -1, between(0, 1) ? between(0, 90) : -1,
+                                between(0, 1) != 0, between(0, 2) ? 0 : between(1, 200));
     args.blocks = static_cast<i32>(varlen ? block_count(args.query_rows, args.batch, kBlockQueries)
                                           : ceil_div(args.query_rows, kBlockQueries));
     args.section = between(1, 5);
-    args.tiles = static_cast<u32>(args.blocks) * query_pairs(args);
+    args.set_tiles(query_pairs(args));
   }
 
   i32 queries(i32 s) const {
@@ -96,6 +97,28 @@ struct Scheduled {
   }
 };
 
+TEST(KernelTileFacts, products_divide) {
+  std::mt19937 random(5);
+  for (const u32 by : {1u, 2u, 3u, 5u, 7u, 64u, 641u, 65535u, 65536u, 65537u, 0x3fffffffu, 0x40000000u, 0x7fffffffu}) {
+    const Divisor divisor(by);
+    for (int i = 0; i < 1000; ++i) {
+      const u32 n = static_cast<u32>(random() >> 1 >> random() % 31);
+      ASSERT_EQ(divisor.quotient(n), n / by) << n << " / " << by;
+    }
+    for (const u32 n : {0u, by - 1, by, 0x7fffffffu, 0x7fffffffu / by * by, 0x7fffffffu / by * by - 1})
+      ASSERT_EQ(divisor.quotient(n), n / by) << n << " / " << by;
+  }
+  for (u32 pairs = 1; pairs < 12; ++pairs)
+    for (u32 section = 1; section <= pairs; ++section)
+      for (u32 blocks = 1; blocks < 9; ++blocks)
+        for (u32 index = 0; index < blocks * pairs; ++index) {
+          const TileNumber found = TileOrder(blocks, pairs, section).at(index);
+          const TileNumber expected = tile_number(index, blocks, pairs, section);
+          ASSERT_EQ(found.block, expected.block) << index << " of " << blocks << " " << pairs << " " << section;
+          ASSERT_EQ(found.pair, expected.pair) << index << " of " << blocks << " " << pairs << " " << section;
+        }
+}
+
 void expect_sight(const Scheduled& call, const TileFacts& facts) {
   const QueryBlock& block = facts.block;
   const i32 s = block.sequence;
@@ -104,7 +127,7 @@ void expect_sight(const Scheduled& call, const TileFacts& facts) {
   common.fill({0, kMostKey});
   for (i32 row = 0; row < kBlockQueries; ++row) {
     const i32 i = block.first_row + row;
-    const Keys& seen = facts.rows[row];
+    const Keys seen = i < block.queries ? facts.sight.of(row) : Keys{0, 0};
     if (s == call.args.batch || i >= block.queries) {
       ASSERT_GE(seen.begin, seen.end) << "row " << i;
       continue;
@@ -116,6 +139,11 @@ void expect_sight(const Scheduled& call, const TileFacts& facts) {
       if (!sees) continue;
       ASSERT_TRUE(facts.blocks.begin <= j / kBlockKeys && j / kBlockKeys < facts.blocks.end) << "key " << j;
       ASSERT_TRUE(facts.clean.begin <= j && j < facts.clean.end) << "key " << j;
+    }
+    const Keys& own = facts.own[row / kPartRows];
+    ASSERT_TRUE(facts.blocks.begin <= own.begin && own.begin < own.end && own.end <= facts.blocks.end);
+    if (seen.begin < seen.end) {
+      ASSERT_TRUE(own.begin * kBlockKeys <= seen.begin && seen.end <= own.end * kBlockKeys) << "row " << i;
     }
     Keys& all = common[static_cast<std::size_t>(row / kPartRows)];
     all = {max_of(all.begin, seen.begin), min_of(all.end, seen.end)};

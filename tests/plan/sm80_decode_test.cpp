@@ -54,7 +54,26 @@ TEST(Sm80DecodePlan, takes_caches_pages_and_splits_of_tensors) {
 TEST(Sm80DecodePlan, refuses_by_name_what_32_bits_do_not_hold) {
   EXPECT_EQ(decode_refusal({.b = 1, .slots = 2147482624, .h = 1, .hk = 1}), "takes up to 2147482623 rows of a tensor");
   EXPECT_EQ(decode_refusal({.b = 1 << 10, .sq = 1 << 10, .slots = 1 << 16}),
-            "takes up to 2147482623 tiles of 8 query rows by 16 keys, where the cache is full, not 17209229312");
+            "takes up to 2147482623 tiles of 16 query rows by 16 keys, where the cache is full, not 8604614656");
+  EXPECT_EQ(decode_refusal({.b = 8, .sq = 8192, .slots = 131072, .address = (1 << 20) + 2}),
+            "takes up to 2147482623 tiles of 8 query rows by 16 keys, where the cache is full, not 2149318656");
+}
+
+/// Prompts that are appended to long caches: tiles are counted as the kernel has them.
+TEST(Sm80DecodePlan, takes_prompts_of_many_rows_over_long_caches) {
+  EXPECT_EQ(decode_plan({.b = 8, .sq = 8192, .slots = 131072}).query_block, 16);
+  EXPECT_EQ(decode_plan({.b = 1, .sq = 65536, .slots = 131072}).query_block, 16);
+}
+
+TEST(Sm80DecodePlan, a_call_that_appends_to_pages_marks_sequences_that_it_refuses) {
+  const auto marks = [](i64 page, bool appends) {
+    Options options;
+    if (appends) options.k_new = options.v_new = on_gpu(DType::bf16, {2, 1, 8, 128});
+    return decode_plan({.page = page}, options).workspace[static_cast<std::size_t>(Sm80DecodeRegion::refused)].bytes;
+  };
+  EXPECT_GE(marks(16, true), 2 * 4);
+  EXPECT_EQ(marks(16, false), 0);
+  EXPECT_EQ(marks(0, true), 0) << "no table, no entry";
 }
 
 TEST(Sm80DecodePlan, warps_and_thread_blocks_by_rows) {
@@ -83,8 +102,8 @@ TEST(Sm80DecodePlan, scratch_is_two_slots_of_a_block_or_one_of_a_split) {
   const auto bytes = [](const CacheSizes& sizes, const Options& options = {}) {
     return decode_plan(sizes, options).workspace_bytes();
   };
-  const i64 slot = 8 * (128 * 4 + 8) + 4;
-  EXPECT_EQ(bytes({.b = 1}), 2 * 132 * slot + 32) << "rounded up to 64 bytes";
+  const i64 slot = 8 * (128 * 4 + 8) + 8;
+  EXPECT_EQ(bytes({.b = 1}), 2 * 132 * slot);
   EXPECT_EQ(bytes({.b = 1}), bytes({.b = 1, .slots = 131072})) << "however many keys there are";
   EXPECT_EQ(bytes({}, {.num_splits = 1}), 0);
   EXPECT_EQ(bytes({}, {.num_splits = 4}), 16 * 4 * slot);

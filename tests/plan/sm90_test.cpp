@@ -63,7 +63,7 @@ TEST(Sm90Plan, refuses_by_name_what_it_does_not_compute) {
   EXPECT_EQ(refusal(GpuSizes{.dv = 68}), "takes head dims that are multiples of 8 up to 256, not d=64 dv=68");
   EXPECT_EQ(refusal(GpuSizes{.sk = 0}), "needs a key");
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 3}), "does not split keys, num_splits=3");
-  EXPECT_EQ(refusal(GpuSizes{}, {.chunk = 64}), "has no chunks");
+  EXPECT_EQ(refusal(GpuSizes{}, {.chunk = 64}), "");
   EXPECT_EQ(refusal(GpuSizes{}, {.dropout = 0.5}), "has no dropout");
   EXPECT_EQ(refusal(GpuSizes{}, {.batch_invariant = true}),
             "does not read every layout, as batch_invariant asks of one kernel");
@@ -148,17 +148,14 @@ TEST(Sm90Plan, registers_of_all_warps_are_what_a_launch_has) {
       }
 }
 
-TEST(Sm90Plan, long_calls_without_masks_have_longer_blocks_of_keys) {
-  const GpuSizes sizes{.sk = 8192, .d = 128, .dv = 128};
-  GpuSizes shorter = sizes;
-  shorter.sk = 8191;
-  EXPECT_EQ(plan(sizes).key_block, 176);
-  EXPECT_EQ(plan(shorter).key_block, 128);
-  EXPECT_EQ(plan(sizes, {.causal = Causal::bottom_right}).key_block, 128);
-  // Under a causal mask short sequences have shorter blocks of queries: less of a block is masked.
-  EXPECT_EQ(plan({.sk = 2047}, {.causal = Causal::bottom_right}).query_block, 128);
-  EXPECT_EQ(plan({.sk = 2048}, {.causal = Causal::bottom_right}).query_block, 192);
-  EXPECT_EQ(plan({.sk = 300}).query_block, 192);
+TEST(Sm90Plan, tiles_of_short_causal_sequences_are_known_further_ahead) {
+  const auto slots = [](i64 sk, const Options& options) {
+    const Call call = make_explained(GpuSizes{.sk = sk, .d = 128, .dv = 128}.inputs(), options);
+    return forward_sm90_constants(call.problem).fact_slots;
+  };
+  EXPECT_EQ(slots(1023, {.causal = Causal::bottom_right}), 3);
+  EXPECT_EQ(slots(1024, {.causal = Causal::bottom_right}), 2);
+  EXPECT_EQ(slots(300, {}), 2);
 }
 
 TEST(Sm90Plan, thread_blocks_stay_and_uneven_tiles_are_handed_out) {
@@ -189,7 +186,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 22u + 5);
+  EXPECT_EQ(programs.size(), 20u + 6);
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {

@@ -121,11 +121,22 @@ TEST(DecodeLine, rows_alike_that_fill_the_machine_are_cut_alike) {
   EXPECT_EQ(cutting(8, 8, 132).splits, 2) << "pieces of 4 tiles at least";
   EXPECT_FALSE(cutting(8, 8, 132).even);
   EXPECT_TRUE(cutting(72, 512, 132).even) << "one piece of each row leaves 60 blocks idle";
+  EXPECT_EQ(cutting(160, 256, 396).splits, 2);
+  EXPECT_FALSE(cutting(160, 256, 396).even) << "76 blocks idle cost less than rows that two blocks share";
   EXPECT_EQ(cutting(1024, 512, 264).splits, 1);
   EXPECT_FALSE(cutting(1024, 512, 264).even);
   EXPECT_TRUE((Line{{512, 16, 16, 16}, 132}.cutting().even)) << "lengths far apart";
   EXPECT_EQ((Line{{512, 16}, 132, 7}.cutting().splits), 7);
   EXPECT_EQ((Line{{512, 16}, 132, 7, 32}.cutting().fixed_split), 32) << "batch_invariant before num_splits";
+}
+
+TEST(DecodeLine, pieces_with_a_block_each_are_spread_over_multiprocessors) {
+  EXPECT_TRUE(spread_evenly(256, 396, 3)) << "two blocks of 132 multiprocessors, of the three that they could have";
+  EXPECT_TRUE(spread_evenly(320, 396, 3));
+  EXPECT_FALSE(spread_evenly(300, 396, 3)) << "96 multiprocessors have two thirds of the others' work";
+  EXPECT_TRUE(spread_evenly(1024, 264, 2));
+  EXPECT_FALSE(spread_evenly(400, 396, 3)) << "4 pieces after all others";
+  EXPECT_TRUE(spread_evenly(128, 132, 1));
 }
 
 TEST(DecodeLine, stretches_differ_by_one_unit) {

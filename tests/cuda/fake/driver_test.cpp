@@ -17,9 +17,12 @@
 
 #include "core/error.hpp"
 #include "cuda/cache.hpp"
+#include "cuda/decode.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel.hpp"
+#include "cuda/machine.hpp"
 #include "cuda/tensor_map.hpp"
+#include "plan/sm80_decode.hpp"
 #include "plan/sm90.hpp"
 #include "tests/cuda/fake/state.hpp"
 #include "tests/tools/files_support.hpp"
@@ -274,6 +277,82 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().argument_bytes = fake::kArgumentBytes;
   EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(115456)));
   EXPECT_TRUE(state().filled.empty());
+}
+
+/// Addresses of nothing.
+Tensor on_hopper(int number, DType dtype, const Dims& shape) {
+  return {reinterpret_cast<void*>(std::uintptr_t{1} << (24 + number)), dtype, shape, {}, {DeviceKind::cuda, 1}};
+}
+
+/// A packed call that decodes, of so many sequences of a cache of 64 slots.
+struct PackedDecode {
+  Inputs in;
+  Outputs out;
+  Options options;
+
+  explicit PackedDecode(std::int64_t batch, std::int64_t rows, std::int64_t heads = 8, std::int64_t kv_heads = 2) {
+    in = {on_hopper(1, DType::bf16, {rows, heads, 128}), on_hopper(2, DType::bf16, {batch, 64, kv_heads, 128}),
+          on_hopper(3, DType::bf16, {batch, 64, kv_heads, 128})};
+    out = {on_hopper(4, DType::bf16, {rows, heads, 128}), on_hopper(5, DType::fp32, {heads, rows})};
+    options.cu_seqlens_q = on_hopper(6, DType::int32, {batch + 1});
+    options.cache_seqlens = on_hopper(7, DType::int32, {batch});
+    options.stream = kStream;
+    options.family = "sm80";
+  }
+  Call call() const { return make_forward(in, out, options); }
+};
+
+Plan decode_plan(const Call& call) {
+  return std::get<Plan>(consider_sm80_decode(call.problem, work(call), machine(call.problem.device)));
+}
+
+TEST_F(FakeDriver, RowsOfNoSequenceAreLaunched) {
+  const PackedDecode packed_call(0, 5);
+  const Call call = packed_call.call();
+  packed(decode_program(decode_constants(call.problem, decode_plan(call))));
+  state().launch.clear();
+  state().argument_bytes = sizeof(DecodeArgs);
+  forward(packed_call.in, packed_call.out, packed_call.options);
+  state().argument_bytes = fake::kArgumentBytes;
+  DecodeArgs args;
+  ASSERT_EQ(state().argument.size(), sizeof args);
+  std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
+  EXPECT_EQ(args.query_rows, 5);
+  EXPECT_EQ(args.cache_seqlens.data, nullptr) << "there is none to read ahead";
+}
+
+/// Numbers of a packed call's rows are bounded together, and not as if each sequence had all of them.
+TEST_F(FakeDriver, SequencesOfAPackedCallThatDecodes) {
+  const Call call = PackedDecode(4096, 1 << 20, 32, 8).call();
+  const DecodeArgs args = decode_args(call.problem, decode_plan(call), call.buffers, nullptr);
+  EXPECT_EQ(args.plain_filled, -1);
+  EXPECT_EQ(args.by_rows.divisor, 1);
+  EXPECT_EQ(args.by_sequence_rows.divisor, 1);
+}
+
+/// Marks are read where the appending kernel has written them.
+TEST_F(FakeDriver, MarksOfRefusedSequences) {
+  std::byte* const scratch = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+  for (const std::int64_t rows : {0, 1}) {
+    PackedDecode decode(2, 3);
+    decode.options.block_table = on_hopper(8, DType::int32, {2, 4});
+    decode.options.k_new = decode.options.v_new = on_hopper(9, DType::bf16, {2, rows, 2, 128});
+    const Call call = decode.call();
+    const Plan plan = decode_plan(call);
+    const DecodeArgs args = decode_args(call.problem, plan, call.buffers, scratch);
+    ASSERT_NE(args.outputs, nullptr);
+    const i64 before =
+        plan.workspace_bytes() - plan.workspace[static_cast<std::size_t>(Sm80DecodeRegion::refused)].bytes;
+    EXPECT_EQ(args.refused, rows ? reinterpret_cast<i32*>(scratch + before) : nullptr);
+  }
+}
+
+TEST_F(FakeDriver, NothingIsAppendedToNoHeads) {
+  PackedDecode decode(2, 3, 0, 0);
+  decode.options.k_new = decode.options.v_new = on_hopper(8, DType::bf16, {2, 1, 0, 128});
+  state().launch.clear();
+  forward(decode.in, decode.out, decode.options);
+  EXPECT_TRUE(state().launch.empty());
 }
 
 TEST_F(FakeDriver, MemoryGoesBackToItsStream) {

@@ -98,8 +98,14 @@ inline std::array<Words, Warp::kLanes> Warp::exchange(const Words& own) {
 struct float2 {
   float x, y;
 };
+struct float4 {
+  float x, y, z, w;
+};
 struct double2 {
   double x, y;
+};
+struct uint2 {
+  unsigned x, y;
 };
 struct uint4 {
   unsigned x, y, z, w;
@@ -117,6 +123,18 @@ inline unsigned __shfl_sync(unsigned, unsigned x, int from, int width = 32) {
 inline float __shfl_sync(unsigned all, float x, int from) {
   return std::bit_cast<float>(__shfl_sync(all, std::bit_cast<unsigned>(x), from));
 }
+inline int __shfl_sync(unsigned all, int x, int from) {
+  return static_cast<int>(__shfl_sync(all, static_cast<unsigned>(x), from));
+}
+inline unsigned long long __shfl_sync(unsigned all, unsigned long long x, int from) {
+  const unsigned low = __shfl_sync(all, static_cast<unsigned>(x), from);
+  return static_cast<unsigned long long>(__shfl_sync(all, static_cast<unsigned>(x >> 32), from)) << 32 | low;
+}
+inline int __shfl_up_sync(unsigned, int x, int below) {
+  const unsigned lane = threadIdx.x % 32,
+                 from = lane < static_cast<unsigned>(below) ? lane : lane - static_cast<unsigned>(below);
+  return static_cast<int>(threadIdx.warp->exchange({static_cast<unsigned>(x)})[from][0]);
+}
 inline unsigned __ballot_sync(unsigned, bool holds) {
   unsigned lanes = 0, lane = 0;
   for (const auto& words : threadIdx.warp->exchange({holds ? 1u : 0u})) lanes |= words[0] << lane++;
@@ -132,6 +150,12 @@ inline int __any_sync(unsigned, int holds) {
   int any = 0;
   for (const auto& words : threadIdx.warp->exchange({holds ? 1u : 0u})) any |= static_cast<int>(words[0]);
   return any;
+}
+inline int __all_sync(unsigned all, int holds) { return !__any_sync(all, !holds); }
+inline unsigned __reduce_add_sync(unsigned, unsigned x) {
+  unsigned sum = 0;
+  for (const auto& words : threadIdx.warp->exchange({x})) sum += words[0];
+  return sum;
 }
 inline int __reduce_min_sync(unsigned, int x) {
   int least = INT_MAX;
@@ -151,6 +175,15 @@ inline unsigned __ballot_sync(unsigned, int holds) {
   for (unsigned lane = 0; lane < all.size(); ++lane) lanes |= all[lane][0] << lane;
   return lanes;
 }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
+template <class T> T __ldcg(const T* at) { return *at; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned picked = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    picked |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 [[noreturn]] inline void __trap() { std::abort(); }
 inline void __syncwarp() {
@@ -159,6 +192,13 @@ inline void __syncwarp() {
 inline void __syncthreads();
 inline int __syncthreads_or(int holds);
 inline unsigned atomicAdd(unsigned* at, unsigned x) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
+inline int atomicAdd(int* at, int x) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
+inline int atomicMax(int* at, int x) {
+  int before = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+  while (before < x && !__atomic_compare_exchange_n(at, &before, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  }
+  return before;
+}
 inline int atomicCAS(int* at, int expected, int wanted) {
   return __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST), expected;
 }

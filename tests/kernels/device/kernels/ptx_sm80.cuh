@@ -14,6 +14,14 @@ template <class T> T shared_at(u32 at) {
   return x;
 }
 
+// Of what is not there, 0: memory of a test's own begins where shared memory does.
+inline u32 shared_address(const void* p) {
+  const std::vector<unsigned char>& all = threadIdx.warp->shared();
+  const auto at = static_cast<const unsigned char*>(p) - all.data();
+  return at >= 0 && at < static_cast<std::ptrdiff_t>(all.size()) ? static_cast<u32>(at) : 0;
+}
+inline char* dynamic_shared() { return reinterpret_cast<char*>(threadIdx.warp->shared().data()); }
+
 template <class T> void put_shared(u32 at, T x) {
   threadIdx.warp->shared().at(at + sizeof x - 1) = 0;
   std::memcpy(&threadIdx.warp->shared()[at], &x, sizeof x);
@@ -89,6 +97,27 @@ template <int bytes> void copy_async(u32 to, const void* from, bool valid) {
 }
 inline void commit_copies() {}
 template <int n> void wait_copies() {}  // they came at once
+
+// ---- global memory
+inline void load_stream_if(bool valid, const char* at, u32 (&x)[4]) {
+  if (valid) std::memcpy(x, at, sizeof x);
+}
+inline void store_global4(float* at, const float4& x) { std::memcpy(at, &x, sizeof x); }
+inline void store_global2(char* at, u32 a, u32 b) {
+  std::memcpy(at, &a, sizeof a);
+  std::memcpy(at + sizeof a, &b, sizeof b);
+}
+struct SharedWord {
+  u64* at;
+
+  u64 add(u64 x) const { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); }
+  u64 swap_if(u64 expected, u64 x) const {
+    __atomic_compare_exchange_n(at, &expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return expected;
+  }
+  u64 read() const { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }
+  void write(u64 x) const { __atomic_store_n(at, x, __ATOMIC_SEQ_CST); }
+};
 
 // ---- registers
 inline u32 thread_index() { return threadIdx.x; }

@@ -1,5 +1,5 @@
-// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at once. The
-// matrix products read shared memory as their descriptors say.
+// The instructions of src/kernels/ptx_sm90.cuh, for tests/kernels/device/device.hpp: everything asynchronous is done at
+// once. The matrix products read shared memory as their descriptors say.
 #pragma once
 #include "kernels/ptx_sm80.cuh"
 #include "shared/forward_sm90_args.h"
@@ -8,12 +8,11 @@ namespace narrows {
 
 constexpr int kWarpgroup = 128;
 
-inline u32 shared_address(const void*) { return 0; }
-
 inline void init_barrier(u32 barrier, u32 count) { threadIdx.block->init_barrier(barrier, count); }
 inline void fence_barrier_init() {}
 inline void arrive(u32 barrier) { threadIdx.block->arrive(barrier, 1, 0); }
 inline void arrive_expecting(u32 barrier, u32 bytes) { threadIdx.block->arrive(barrier, 1, static_cast<long>(bytes)); }
+inline void arrive_after_copies(u32 barrier) { arrive(barrier); }
 inline void wait_barrier(u32 barrier, u32 parity) { threadIdx.block->wait_barrier(barrier, parity); }
 
 // The byte of a tile that its swizzle stores at another place: an exclusive or of address bits.
@@ -79,6 +78,7 @@ inline void store_box(const TensorMap& map, u32 from, const BoxPlace& at) {
     if (element) std::memcpy(element, &x, sizeof x);
   });
 }
+inline void prefetch_row(const char*, u32) {}
 inline void commit_stores() {}
 inline void wait_stores_read() {}
 inline void wait_stores() {}
@@ -120,6 +120,7 @@ inline void pass(int barrier, int threads) {
 inline void fence_products() {}
 inline void commit_products() {}
 template <int> void wait_products() { __syncwarp(); }  // all lanes have read what may be overwritten then
+inline void hold_schedule(u32) {}
 template <int n> void pin(float (&)[1][n][4]) {}
 
 inline void store_matrices(u32 row, u32 a, u32 b, u32 c, u32 d) {

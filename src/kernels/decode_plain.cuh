@@ -1,0 +1,205 @@
+// Calls whose sequences may only differ in how many slots are filled. Where these lengths are about alike, every row of the line is
+// cut into as many pieces, and a thread block finds its piece by its number; else blocks have stretches of the line as in
+// decode_rows.cuh, which is for all other calls.
+//
+// In few instructions that wait for each other, since at small calls what comes before the first key takes as long as the keys. And
+// each warp for itself: none waits for another until the end of a row.
+#pragma once
+#include "kernels/decode_block.cuh"
+
+namespace narrows {
+
+inline i32 plain_filled(const DecodeArgs& args, i32 s) {
+  return args.cache_seqlens.data ? at(args.cache_seqlens, s) : args.capacity;
+}
+inline i32 plain_new_keys(const DecodeArgs& args) { return args.k_new.data ? args.new_rows : 0; }
+inline i32 plain_tiles(i32 keys) { return static_cast<i32>((static_cast<u32>(keys) + kTileKeys - 1) / kTileKeys); }
+
+// Of a row with so many slots filled; one without a key has a tile all the same (decode_line.h).
+inline i32 plain_pieces(const DecodeArgs& args, i32 filled) {
+  return max_of(plain_tiles(filled + plain_new_keys(args)), 1);
+}
+
+struct PlainLengths {
+  i32 tiles, longest;
+  bool fit;  // within what the call allows
+};
+
+inline PlainLengths plain_length(const DecodeArgs& args, i32 s, i32 filled) {
+  const i32 tiles = plain_pieces(args, filled);
+  const bool fits = static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
+  return {tiles, tiles, fits && !is_refused(args, s)};
+}
+
+// Of all sequences, the same in every warp. first: what sequence 0 has filled.
+inline PlainLengths plain_lengths(const DecodeArgs& args, i32 first) {
+  if (args.batch == 1) return plain_length(args, 0, first);
+  PlainLengths all{0, 0, true};
+#pragma unroll 1
+  for (i32 s = static_cast<i32>(threadIdx.x % kWarp); s < args.batch; s += kWarp) {
+    const PlainLengths own = plain_length(args, s, plain_filled(args, s));
+    all = {all.tiles + own.tiles, max_of(all.longest, own.longest), all.fit && own.fit};
+  }
+  return {warp_sum(all.tiles), __reduce_max_sync(~0u, all.longest), __all_sync(~0u, all.fit) != 0};
+}
+
+// Row `row` of a sequence: the heads of `kv_head`, packed rows from first_row on.
+struct PlainRow {
+  i32 sequence, row;
+  i32 kv_head, first_row, packed_rows;
+
+  PlainRow(const DecodeArgs& args, i32 sequence_, i32 row_) : sequence(sequence_), row(row_) {
+    const Quotient place = args.by_tile_rows.divide(row);
+    kv_head = place.rest;
+    first_row = place.quotient * kBlockQueries;
+    packed_rows = min_of(args.query_rows * args.group - first_row, i32{kBlockQueries});
+  }
+};
+
+// In shared memory, since the loop over keys needs every register; each warp its own.
+struct PlainWork {
+  Facts facts;
+  i32 row;        // of its sequence
+  i32 unit, end;  // of the line: the row's first, and behind the block's last
+  Deal deal;
+};
+
+// Where the line has sequences.
+inline PlainWork& plain_work(LineSequence* room) {
+  static_assert(sizeof(PlainWork) <= kWarp * sizeof(LineSequence));
+  return *reinterpret_cast<PlainWork*>(room + threadIdx.x / kWarp * kWarp);
+}
+
+// What is known of the block's row without its length.
+inline void gather_place(const DecodeArgs& args, PlainWork& work, const PlainRow& row) {
+  __syncwarp();
+  if (threadIdx.x % kWarp != 0) return;
+  LineSequence& sequence = work.facts.sequence;
+  sequence = {};
+  sequence.sequence = sequence.row = row.sequence;
+  sequence.queries = sequence.rows = args.query_rows;
+  work.facts.kv_head = row.kv_head;
+  work.facts.first_row = row.first_row;
+  work.facts.packed_rows = row.packed_rows;
+  work.row = row.row;
+}
+
+// Tiles [begin, end) of a row, which are its part number `part`.
+struct PlainPart {
+  i32 begin, end, part;
+  PartSlots slots;
+};
+
+// Then the rest. Nothing but the diagonal limits what a row sees.
+inline void gather_keys(const DecodeArgs& args, Facts& facts, const PlainRow& row, i32 filled, const PlainPart& part) {
+  const i32 lane = static_cast<i32>(threadIdx.x % kWarp), keys = filled + plain_new_keys(args);
+  const i32 shift = keys - args.query_rows, past = shift + args.by_group.quotient(row.first_row + lane) + 1;
+  const Keys seen{0, args.visibility.right == 0 ? clamp_to(past, 0, keys) : keys};
+  const Keys hull{0, __shfl_sync(~0u, seen.end, row.packed_rows - 1)}, common{0, __shfl_sync(~0u, seen.end, 0)};
+  if (lane < kBlockQueries) facts.seen[lane] = lane < row.packed_rows ? seen : Keys{0, 0};
+  if (lane == 0) {
+    facts.sequence.filled = filled;
+    facts.sequence.keys = keys;
+    facts.sequence.shift = shift;
+    facts.begin = part.begin;
+    facts.end = part.end;
+    facts.part = part.part;
+    facts.slots = part.slots;
+    facts.hull = hull;
+    facts.common = common;
+    facts.first_tile = part.begin;
+    facts.end_tile = min_of(part.end, plain_tiles(hull.end));
+  }
+  __syncwarp();
+}
+
+// ------------------------------------------------------------------------------------------------------- lengths alike
+
+// Rows first, so that blocks read the heads of a token together.
+struct PlainPiece {
+  i32 part, number;  // of the row, in the line
+  PlainRow row;
+  i32 filled;
+
+  explicit PlainPiece(const DecodeArgs& args) : PlainPiece(args, args.by_rows.divide(static_cast<i32>(blockIdx.x))) {}
+
+ private:
+  PlainPiece(const DecodeArgs& args, const Quotient& piece)
+      : PlainPiece(args, piece, args.by_sequence_rows.divide(piece.rest)) {}
+  PlainPiece(const DecodeArgs& args, const Quotient& piece, const Quotient& place)
+      : part(piece.quotient),
+        number(piece.rest),
+        row(args, place.quotient, place.rest),
+        filled(plain_filled(args, place.quotient)) {}
+};
+
+inline bool begin_piece(const DecodeArgs& args, const PlainPiece& piece, PlainWork& work) {
+  const i32 splits = args.by_splits.divisor;
+  if (piece.part >= splits) return false;
+  const i32 tiles = args.by_splits.quotient(plain_pieces(args, piece.filled) + splits - 1), begin = piece.part * tiles;
+  gather_keys(args, work.facts, piece.row, piece.filled,
+              {begin, begin + tiles, piece.part, unit_slots(piece.number * splits, splits)});
+  return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ lengths differ
+
+// The block's part of a row whose first unit is `unit`.
+inline void gather_stretch(const DecodeArgs& args, PlainWork& work, const PlainRow& row, i32 filled, i32 unit,
+                           const Deal& deal) {
+  const i32 block = static_cast<i32>(blockIdx.x), pieces = plain_pieces(args, filled);
+  const i32 begin = max_of(deal.start(block) - unit, 0), end = min_of(deal.start(block + 1) - unit, pieces);
+  const bool whole = begin == 0 && end == pieces;
+  const PartSlots slots = whole ? PartSlots{1, 0, 0, 0} : stretch_slots(deal, unit, pieces);
+  gather_place(args, work, row);
+  if (threadIdx.x % kWarp == 0) work.unit = unit;
+  gather_keys(args, work.facts, row, filled, {begin, end, whole ? 0 : block - slots.other / 2, slots});
+}
+
+// The row of a unit: a warp looks at 32 sequences at a time.
+inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, const Deal& deal) {
+  const i32 lane = static_cast<i32>(threadIdx.x % kWarp), rows = args.by_sequence_rows.divisor;
+#pragma unroll 1
+  for (i32 first = 0, before = 0;; first += kWarp) {
+    const bool exists = first + lane < args.batch;
+    const i32 filled = exists ? plain_filled(args, first + lane) : 0;
+    const i32 units = exists ? plain_pieces(args, filled) + kEndingTiles : 0;
+    const i32 end = before + sums_below(units * rows);
+    const u32 past = __ballot_sync(~0u, end > unit);
+    if (past != 0) {
+      const int source = __ffs(static_cast<int>(past)) - 1;
+      const i32 row_units = __shfl_sync(~0u, units, source), start = __shfl_sync(~0u, end - units * rows, source);
+      const i32 row = static_cast<i32>(static_cast<u32>(unit - start) / static_cast<u32>(row_units));
+      gather_stretch(args, work, PlainRow(args, first + source, row), __shfl_sync(~0u, filled, source),
+                     start + row * row_units, deal);
+      return;
+    }
+    before = __shfl_sync(~0u, end, kWarp - 1);
+  }
+}
+
+inline bool begin_stretch(const DecodeArgs& args, const PlainLengths& lengths, PlainWork& work) {
+  const i32 total = args.by_sequence_rows.divisor * (lengths.tiles + kEndingTiles * args.batch);
+  const Deal deal = deal_of(total, clamp_to(total / kLeastEvenTiles, 1, args.line_blocks));
+  const i32 block = static_cast<i32>(blockIdx.x);
+  if (block >= deal.blocks) return false;
+  if (threadIdx.x % kWarp == 0) {
+    work.end = deal.start(block + 1);
+    work.deal = deal;
+  }
+  find_stretch(args, work, deal.start(block), deal);
+  return true;
+}
+
+// The next row of the block's stretch, if it has one.
+inline bool next_stretch(const DecodeArgs& args, PlainWork& work) {
+  const CacheFacts& sequence = work.facts.sequence;
+  const i32 unit = work.unit + plain_pieces(args, sequence.filled) + kEndingTiles;
+  if (unit >= work.end) return false;
+  const bool same = work.row + 1 < args.by_sequence_rows.divisor;
+  const i32 s = sequence.sequence + (same ? 0 : 1), filled = same ? sequence.filled : plain_filled(args, s);
+  gather_stretch(args, work, PlainRow(args, s, same ? work.row + 1 : 0), filled, unit, work.deal);
+  return true;
+}
+
+}  // namespace narrows
