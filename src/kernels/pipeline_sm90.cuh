@@ -8,6 +8,8 @@
 
 namespace narrows {
 
+using QueryRing = RingOf<kQueryStages>;  // of Q; Ring is of K, or of V
+
 constexpr SmemTile kQueryPart = chunked(kPartRows, kHeadDim), kOutputPart = chunked(kPartRows, kValueDim);
 constexpr SmemTile kKeyStage = chunked(kBlockKeys, kHeadDim), kValueStage = chunked(kBlockKeys, kValueDim);
 

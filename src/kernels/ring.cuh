@@ -19,7 +19,6 @@ template <int stages> struct RingOf {
   }
 };
 
-using Ring = RingOf<kStages>;  // of K, or of V
-using QueryRing = RingOf<kQueryStages>;
+using Ring = RingOf<kStages>;
 
 }  // namespace narrows

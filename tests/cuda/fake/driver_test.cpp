@@ -250,13 +250,16 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  // 3 blocks of 128 rows of 96 heads, by 8 warps that compute and 4 that bring.
-  EXPECT_THAT(state().launch, ElementsAre(132u, 384u, static_cast<unsigned>(168640)));
+  // 2 blocks of 192 rows of 96 heads, by 12 warps that compute and 4 that bring.
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(142160)));
   ForwardSm90Args args;
   ASSERT_EQ(state().argument.size(), sizeof args);
   std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
-  EXPECT_EQ(args.tiles, 288u);
-  EXPECT_EQ(args.blocks, 3);
+  EXPECT_EQ(args.tiles, 192u);
+  EXPECT_EQ(args.order.pairs, 96u);
+  EXPECT_EQ(args.heads_divisor.value, 24u);
+  EXPECT_EQ(args.group_divisor.value, 3u);
+  EXPECT_EQ(args.blocks, 2);
   EXPECT_EQ(args.section, 96);
   EXPECT_EQ(args.group, 3);
   EXPECT_EQ(args.head_dim, 24);
@@ -275,7 +278,7 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(115456)));
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(140624)));
   EXPECT_TRUE(state().filled.empty());
 }
 
