@@ -14,10 +14,23 @@
 namespace narrows {
 namespace {
 
-constexpr std::array kHeaders{"params.h",  "mask.h",         "score.h",       "merge.h",
-                              "philox.h",  "forward_args.h", "call_args.h",   "backward_args.h",
-                              "status.h",  "tile_order.h",   "decode_args.h", "decode_line.h",
-                              "divider.h", "merge_args.h",   "ticket.h",      "forward_sm90_args.h"};
+constexpr std::array kHeaders{"params.h",
+                              "mask.h",
+                              "score.h",
+                              "merge.h",
+                              "philox.h",
+                              "forward_args.h",
+                              "call_args.h",
+                              "backward_args.h",
+                              "status.h",
+                              "tile_order.h",
+                              "decode_args.h",
+                              "decode_line.h",
+                              "divider.h",
+                              "merge_args.h",
+                              "ticket.h",
+                              "forward_sm90_args.h",
+                              "backward_sm90_args.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);
