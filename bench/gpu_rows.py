@@ -2,6 +2,7 @@
 
 TOKENS, WIDTH = 16384, 2048  # of a plain row: batch * sequence, heads * head dim
 OPERATIONS = ("forward", "backward", "decode")
+LENGTHS = {"sm80": (512, 2048, 4096, 8192), "sm90": (512, 1024, 2048, 4096, 8192, 16384)}  # the stage ends in four minutes
 
 
 def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=None, hk=None, b=None, family="sm80"):
@@ -14,7 +15,7 @@ def row(op="forward", dtype="bf16", d=128, sq=4096, causal=False, case="", h=Non
 
 def grid(op, family="sm80", widths=(64, 128, 256)):
     for d in widths:
-        for sq in (512, 1024, 2048, 4096, 8192, 16384):
+        for sq in LENGTHS[family]:
             for causal in (False, True):
                 yield row(op, d=d, sq=sq, causal=causal, family=family)
     for causal in (False, True):
