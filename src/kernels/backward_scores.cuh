@@ -63,7 +63,7 @@ struct FactsOfTwo {
   float reference[2], delta[2];
   FactsOfTwo(u32 rows, i32 query) {
     u32 words[4];
-    load_shared128(rows + static_cast<u32>(query) * sizeof(RowFacts), words[0], words[1], words[2], words[3]);
+    load_shared128(rows + static_cast<u32>(query) * u32{sizeof(RowFacts)}, words[0], words[1], words[2], words[3]);
 #pragma unroll
     for (int e = 0; e < 2; ++e) reference[e] = as_float(words[2 * e]), delta[e] = as_float(words[2 * e + 1]);
   }
@@ -106,7 +106,8 @@ inline void hide_unseen(Scores& s, u32 seen, i32 first_key) {
 #pragma unroll
   for (int j = 0; j < kQueryTiles; ++j) {
     u32 words[4];  // begin and end of two queries
-    load_shared128(seen + static_cast<u32>(place.query(j, 0)) * sizeof(Keys), words[0], words[1], words[2], words[3]);
+    load_shared128(seen + static_cast<u32>(place.query(j, 0)) * u32{sizeof(Keys)}, words[0], words[1], words[2],
+                   words[3]);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
