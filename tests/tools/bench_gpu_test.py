@@ -26,9 +26,9 @@ import narrows_c  # noqa: E402
 
 class Rows(unittest.TestCase):
     def test_the_grid_is_the_peers(self):
-        for op in ("forward", "backward"):
-            rows = list(gpu_rows.grid(op))
-            self.assertEqual(len(rows), 38)
+        for op, family, count in (("forward", "sm80", 26), ("backward", "sm80", 26), ("forward", "sm90", 38)):
+            rows = list(gpu_rows.grid(op, family))
+            self.assertEqual(len(rows), count)
             for row in rows:
                 self.assertEqual((row["op"], row["b"] * row["sq"], row["dtype"]), (op, 16384, "bf16"))
                 self.assertEqual(row["h"] * row["d"], 4096 if row["case"] else 2048)
@@ -42,8 +42,10 @@ class Rows(unittest.TestCase):
         self.assertEqual(gpu.flops({**full, "op": "backward", "dv": 4}), 2 * (3 * 8 + 2 * 4) * 64 * 64)
 
     def test_decode_rows_are_the_peers_and_count_the_bytes_of_their_caches(self):
-        rows = {(row["b"], row["sk"], row["case"]): row for row in gpu_rows.decode_rows()}
-        self.assertEqual(len(rows), len(list(gpu_rows.decode_rows())))
+        rows = {(row["b"], row["sk"], row["case"]): row for row in gpu_rows.decode_rows() if row["case"] != "mla" or row["h"] == 16}
+        heads = [row["h"] for row in gpu_rows.decode_rows() if row["case"] == "mla"]
+        self.assertEqual(heads, [16, 16, 16, 64, 64, 128])
+        self.assertEqual(len(rows) + 3, len(list(gpu_rows.decode_rows())))
         self.assertEqual(sum(gpu_rows.is_plain(row) for row in rows.values()), 12)
         self.assertEqual(gpu_decode.bytes_read(rows[1, 8192, ""]), 8192 * 8 * 256 * 2)
         self.assertEqual(gpu_decode.bytes_read(rows[1, 8192, "paged16"]), 8192 * 8 * 256 * 2)
@@ -65,8 +67,8 @@ class Rows(unittest.TestCase):
                 self.assertEqual(gpu.main(["--list", *arguments]), 0)
             return [json.loads(line) for line in said.getvalue().splitlines()]
 
-        forward, backward, hopper = listed("--only", '"case": "varlen"')
-        self.assertEqual((hopper["op"], hopper["family"]), ("forward", "sm90"))
+        forward, backward, *hopper = listed("--only", '"case": "varlen"')
+        self.assertEqual([(row["op"], row["family"]) for row in hopper], [("forward", "sm90"), ("backward", "sm90")])
         self.assertEqual((forward["op"], backward["op"], forward["h"]), ("forward", "backward", 16))
         self.assertEqual({row["op"] for row in listed("--op", "backward")}, {"backward"})
         self.assertEqual(len({json.dumps(row) for row in listed()}), len(listed()))
@@ -83,7 +85,9 @@ class Rows(unittest.TestCase):
         self.assertEqual(len(turns), 12)
         for row in turns:
             self.assertEqual(gpu_rows.plain_of(row), {**row, "case": ""})
-
+        for row in gpu_rows.hopper_backward():
+            self.assertEqual((row["op"], row["family"]), ("backward", "sm90"))
+            self.assertIn(gpu_rows.plain_of(row), list(gpu_rows.grid("backward", "sm90", (64, 128))))
 
     def test_each_family_has_its_judge(self):
         peers = {"cudnn": 2.0, "fa2": 3.0, "torch": 1.0}
