@@ -32,25 +32,7 @@ namespace narrows {
                                 kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false;
 }  // namespace narrows
 
-#include "kernels/ptx_sm90.cuh"
-
-namespace narrows {
-inline void multiply_scores(float (&d)[1][kBlockQueries / 8][4], u64 a, u64 b, int adds) {
-  multiply_on_host(d, a, b, false, adds, false);
-}
-template <int n> void multiply_sums(float (&d)[1][n][4], const u32 (&a)[4], u64 b, int adds) {
-  multiply_on_host(d, a, b, true, adds, false);
-}
-inline void multiply_gradients(float (&d)[1][8][4], u64 a, u64 b, int adds) {
-  multiply_columns_on_host(d, a, b, adds, false);
-}
-}  // namespace narrows
-
-extern "C" {
-alignas(1024) char memory[narrows::kSharedBytes];
-}
-#include "kernels/backward_sm90.cu"
-#undef memory
+#include "tests/kernels/backward_sm90_products.inl.hpp"
 
 namespace narrows {
 
