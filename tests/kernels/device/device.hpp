@@ -1,5 +1,5 @@
-// A warp on the host, for device text that g++ compiles: each lane is a thread, and what its lanes do together waits for all of
-// them. Without a warp a thread is a lane whose neighbours hold what it holds.
+// A warp on the host, for device text that g++ compiles: what its lanes do together waits for all of them (turns.hpp). Without a
+// warp a thread is a lane whose neighbours hold what it holds.
 //
 // Such a test includes this, then the device text inside a namespace of its own, as every test has other constants:
 //     namespace here {
@@ -12,21 +12,17 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <barrier>
 #include <bit>
 #include <climits>
 #include <cmath>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "cpu/reference_numbers.hpp"
+#include "turns.hpp"
 
 namespace narrows::test {
 
@@ -38,10 +34,11 @@ class Warp {
 
   explicit Warp(std::size_t shared_bytes) : memory(shared_bytes) {}
 
-  /// Runs body(lane) in 32 threads.
+  /// Runs body(lane) for each lane.
   template <class Body> void run(const Body& body, unsigned first_thread = 0);
 
-  std::array<Words, kLanes> exchange(const Words& own);
+  /// What all lanes gave, until this lane's next exchange.
+  const std::array<Words, kLanes>& exchange(const Words& own);
 
   /// Of the thread block, or of a warp alone its own.
   std::vector<unsigned char>& shared() { return block_memory ? *block_memory : memory; }
@@ -51,8 +48,9 @@ class Warp {
   int most_conflicts = 1;  // of one access: words that a bank had to give
 
  private:
-  std::array<Words, kLanes> given_{};
-  std::barrier<> barrier_{kLanes};
+  std::array<Words, kLanes> given_{}, taken_{};
+  int arrived_ = 0;
+  Turns::Waiting others_;
 };
 
 class Block;
@@ -61,6 +59,8 @@ struct Lane {
   Warp* warp = nullptr;
   unsigned x = 0;  // of the block; the device's name
   Block* block = nullptr;
+
+  inline void wait(Turns::Waiting& others);
 };
 
 }  // namespace narrows::test
@@ -73,21 +73,31 @@ inline thread_local GridIndex blockIdx, gridDim;
 
 namespace narrows::test {
 
-template <class Body> void Warp::run(const Body& body, unsigned first_thread) {
-  std::vector<std::jthread> lanes;
-  for (unsigned lane = 0; lane < kLanes; ++lane)
-    lanes.emplace_back([&, lane] {
-      threadIdx = {this, first_thread + lane};
-      body(static_cast<int>(lane));
-    });
+/// The lanes that run meanwhile leave threadIdx as theirs.
+inline void Lane::wait(Turns::Waiting& others) {
+  const Lane own = *this;
+  others.wait();
+  threadIdx = own;
 }
 
-inline std::array<Words, Warp::kLanes> Warp::exchange(const Words& own) {
+template <class Body> void Warp::run(const Body& body, unsigned first_thread) {
+  Turns::run(kLanes, [&](unsigned lane) {
+    threadIdx = {this, first_thread + lane};
+    body(static_cast<int>(lane));
+  });
+  threadIdx = {};
+}
+
+inline const std::array<Words, Warp::kLanes>& Warp::exchange(const Words& own) {
   given_[threadIdx.x % kLanes] = own;
-  barrier_.arrive_and_wait();
-  const std::array<Words, kLanes> all = given_;
-  barrier_.arrive_and_wait();
-  return all;
+  if (++arrived_ < kLanes) {
+    threadIdx.wait(others_);
+  } else {
+    arrived_ = 0;
+    taken_ = given_;
+    others_.wake();
+  }
+  return taken_;
 }
 
 }  // namespace narrows::test
@@ -205,10 +215,10 @@ inline int atomicCAS(int* at, int expected, int wanted) {
 
 namespace narrows::test {
 
-/// A thread block of several warps: each lane is a thread, and barriers are waited for.
+/// A thread block of several warps.
 class Block {
  public:
-  Block(int warps, std::size_t shared_bytes) : memory(shared_bytes), whole_(32 * warps) {
+  Block(int warps, std::size_t shared_bytes) : memory(shared_bytes) {
     for (int w = 0; w < warps; ++w) {
       warps_.push_back(std::make_unique<Warp>(0));
       warps_.back()->block_memory = &memory;
@@ -217,60 +227,53 @@ class Block {
 
   /// Runs the kernel in all threads.
   template <class Kernel> void run(const Kernel& kernel, unsigned index, unsigned blocks) {
-    std::vector<std::jthread> threads;
-    for (unsigned x = 0; x < 32 * warps_.size(); ++x)
-      threads.emplace_back([&, x] {
-        threadIdx = {warps_[x / 32].get(), x, this};
-        blockIdx.x = index;
-        gridDim.x = blocks;
-        kernel();
-      });
+    blockIdx.x = index;
+    gridDim.x = blocks;
+    Turns::run(threads(), [&](unsigned x) {
+      threadIdx = {warps_[x / 32].get(), x, this};
+      kernel();
+    });
+    threadIdx = {};
+    blockIdx = gridDim = {};
   }
 
   bool sync_or(bool holds) {
-    if (holds) any_ = true;
-    whole_.arrive_and_wait();
-    const bool any = any_;
-    whole_.arrive_and_wait();
-    any_ = false;
-    whole_.arrive_and_wait();
-    return any;
+    any_ |= holds;
+    if (++arrived_ < threads()) {
+      threadIdx.wait(others_);
+    } else {
+      arrived_ = 0;
+      found_ = std::exchange(any_, false);
+      others_.wake();
+    }
+    return found_;
   }
 
   // ---- mbarriers, by shared address
-  void init_barrier(unsigned at, unsigned count) {
-    const std::lock_guard lock(mutex_);
-    barriers_[at] = std::make_unique<Barrier>();
-    barriers_[at]->count = barriers_[at]->pending = count;
-  }
+  void init_barrier(unsigned at, unsigned count) { barriers_[at] = {.count = count, .pending = count, .others = {}}; }
   /// So many arrivals, and so many bytes that are still to come; negative: that came.
   void arrive(unsigned at, unsigned arrivals, long bytes) {
-    const std::lock_guard lock(mutex_);
-    Barrier& barrier = *barriers_.at(at);
+    Barrier& barrier = barriers_.at(at);
     barrier.pending -= arrivals;
     barrier.bytes += bytes;
     if (barrier.pending != 0 || barrier.bytes != 0) return;
     ++barrier.phase;
     barrier.pending = barrier.count;
-    barrier.changed.notify_all();
+    barrier.others.wake();
   }
   void wait_barrier(unsigned at, unsigned parity) {
-    std::unique_lock lock(mutex_);
-    Barrier& barrier = *barriers_.at(at);
-    barrier.changed.wait(lock, [&] { return barrier.phase % 2 != parity; });
+    Barrier& barrier = barriers_.at(at);
+    while (barrier.phase % 2 == parity) threadIdx.wait(barrier.others);
   }
 
   // ---- named barriers: the last of so many warps lets those go that wait
   void named(int number, int warps, bool waits) {
-    std::unique_lock lock(mutex_);
     Named& barrier = named_[static_cast<std::size_t>(number)];
-    const unsigned generation = barrier.generation;
     if (++barrier.arrived == warps) {
       barrier.arrived = 0;
-      ++barrier.generation;
-      barrier.changed.notify_all();
+      barrier.others.wake();
     } else if (waits) {
-      barrier.changed.wait(lock, [&] { return barrier.generation != generation; });
+      threadIdx.wait(barrier.others);
     }
   }
 
@@ -280,19 +283,20 @@ class Block {
   struct Barrier {
     unsigned count = 0, pending = 0, phase = 0;
     long bytes = 0;
-    std::condition_variable changed;
+    Turns::Waiting others;
   };
   struct Named {
     int arrived = 0;
-    unsigned generation = 0;
-    std::condition_variable changed;
+    Turns::Waiting others;
   };
 
+  unsigned threads() const { return 32 * static_cast<unsigned>(warps_.size()); }
+
   std::vector<std::unique_ptr<Warp>> warps_;
-  std::barrier<> whole_;
-  std::atomic<bool> any_ = false;
-  std::mutex mutex_;
-  std::map<unsigned, std::unique_ptr<Barrier>> barriers_;
+  unsigned arrived_ = 0;
+  bool any_ = false, found_ = false;
+  Turns::Waiting others_;
+  std::map<unsigned, Barrier> barriers_;
   std::array<Named, 16> named_;
 };
 
