@@ -1,5 +1,6 @@
 // What sanitizers do not know. ThreadSanitizer: threads that start after a fork, and libgomp's barriers. AddressSanitizer: from
-// which library dlopen is called, so that what a library opens is not looked for in its own folder.
+// which library dlopen is called, so that what a library opens is not looked for in its own folder; and to let go of its locks
+// in the child of a fork.
 #pragma once
 
 namespace narrows::test {

@@ -325,9 +325,12 @@ TEST_F(FakeDriver, RowsOfNoSequenceAreLaunched) {
 }
 
 /// Numbers of a packed call's rows are bounded together, and not as if each sequence had all of them.
+/// On the device: an address that nothing here looks at.
+std::byte* scratch_address() { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40); }
+
 TEST_F(FakeDriver, SequencesOfAPackedCallThatDecodes) {
   const Call call = PackedDecode(4096, 1 << 20, 32, 8).call();
-  const DecodeArgs args = decode_args(call.problem, decode_plan(call), call.buffers, nullptr);
+  const DecodeArgs args = decode_args(call.problem, decode_plan(call), call.buffers, scratch_address());
   EXPECT_EQ(args.plain_filled, -1);
   EXPECT_EQ(args.by_rows.divisor, 1);
   EXPECT_EQ(args.by_sequence_rows.divisor, 1);
@@ -335,7 +338,7 @@ TEST_F(FakeDriver, SequencesOfAPackedCallThatDecodes) {
 
 /// Marks are read where the appending kernel has written them.
 TEST_F(FakeDriver, MarksOfRefusedSequences) {
-  std::byte* const scratch = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);
+  std::byte* const scratch = scratch_address();
   for (const std::int64_t rows : {0, 1}) {
     PackedDecode decode(2, 3);
     decode.options.block_table = on_hopper(8, DType::int32, {2, 4});
