@@ -26,6 +26,7 @@ using Json = nlohmann::ordered_json;
 
 struct Ahead {
   std::vector<std::string> architectures;
+  std::vector<DType> dtypes;
   std::int64_t threads = std::max(1u, std::thread::hardware_concurrency());
   std::string file;
   bool plain = false, json = false;
@@ -103,7 +104,7 @@ std::vector<cuda::PackEntry> fetch_planned(const Ahead& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> architectures =
       options.architectures.empty() ? own_architectures() : options.architectures;
-  const std::vector<Wanted> wanted = planned(architectures, options.plain);
+  const std::vector<Wanted> wanted = planned(architectures, options.plain, options.dtypes);
   std::vector<cuda::PackEntry> entries = fetch(cuda::cache(), wanted, static_cast<int>(options.threads));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (std::size_t i = 0; options.json && i < entries.size(); ++i) {
@@ -131,10 +132,21 @@ int pack(const Ahead& options) {
   return kOk;
 }
 
+DType parse_gpu_dtype(const std::string& option, std::string_view text) {
+  const DType dtype = parse_dtype(option, text);
+  if (dtype == DType::fp64) refuse_value(option, text, "GPUs compute in fp16, bf16 and fp32; nearest legal: fp32");
+  return dtype;
+}
+
 void add_ahead_options(CLI::App& command, const std::shared_ptr<Ahead>& options) {
   add_option(command, "--arch", {"LIST", "Architectures, as sm_80,sm_90a; default those of this machine's GPUs"},
              [options](const std::string&, const std::string& value) {
                for (const std::string_view name : split(value)) options->architectures.emplace_back(name);
+             });
+  add_option(command, "--dtype", {"LIST", "Only kernels of these dtypes, as fp16,bf16"},
+             [options](const std::string& option, const std::string& value) {
+               for (const std::string_view dtype : split(value))
+                 options->dtypes.push_back(parse_gpu_dtype(option, dtype));
              });
   add_option(command, "--threads", {"N", "Kernels compiled at once; default one for each core"},
              [options](const std::string& option, const std::string& value) {

@@ -25,13 +25,21 @@ bool is_plain(const Program& program) {
   return config.find("kCopyBytes = 16;") != std::string::npos && config.find("kHeadDim = 576;") == std::string::npos;
 }
 
+bool is_of(const Program& program, DType dtype) {
+  return program.config.find(text("kElement = Element::", name(dtype), ";")) != std::string::npos;
+}
+
 }  // namespace
 
-std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain) {
+std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain,
+                            const std::vector<DType>& dtypes) {
   std::vector<Wanted> wanted;
   for (const std::string& architecture : architectures)
-    for (Program& program : cuda::planned_programs(architecture))
-      if (!plain || is_plain(program)) wanted.push_back({std::move(program), architecture});
+    for (Program& program : cuda::planned_programs(architecture)) {
+      const auto is_of_program = [&](DType dtype) { return is_of(program, dtype); };
+      const bool is_of_these = dtypes.empty() || std::any_of(dtypes.begin(), dtypes.end(), is_of_program);
+      if (is_of_these && (!plain || is_plain(program))) wanted.push_back({std::move(program), architecture});
+    }
   return wanted;
 }
 

@@ -14,8 +14,10 @@ struct Wanted {
   std::string architecture;
 };
 
-/// The planned set of each architecture, or what is plain of it. Throws Error on one that Narrows does not plan for.
-std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain = false);
+/// The planned set of each architecture, or what is plain and of these dtypes of it; none named: of all. Throws Error on an
+/// architecture that Narrows does not plan for.
+std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain = false,
+                            const std::vector<DType>& dtypes = {});
 /// Of this machine's GPUs, each once. Throws Error (not_implemented) where there is none.
 std::vector<std::string> own_architectures();
 

@@ -126,6 +126,15 @@ TEST_F(CliKernelCache, plans_for_each_architecture) {
   EXPECT_THROW(planned({"sm_75"}), Error);
 }
 
+TEST_F(CliKernelCache, plans_of_dtypes_add_up) {
+  const auto count = [](const std::vector<DType>& dtypes) { return planned({"sm_90a"}, true, dtypes).size(); };
+  const std::size_t fp32 = count({DType::fp32});
+  EXPECT_EQ(fp32, 6U) << "forward kernels of 6 head dims";
+  EXPECT_GT(count({DType::bf16}), fp32) << "backward and decoding too";
+  EXPECT_EQ(count({DType::fp32, DType::bf16}), fp32 + count({DType::bf16}));
+  EXPECT_EQ(count({DType::fp16, DType::bf16, DType::fp32}), count({}));
+}
+
 TEST_F(CliKernelCache, info_says_what_there_is_or_why_not) {
   image();
   const Outcome outcome = narrows({"info", "--json"}, {variable()});
