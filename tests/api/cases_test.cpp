@@ -19,9 +19,7 @@ TEST_P(Cases, forward_meets_the_criterion) {
     row_.call.lse.poison();
     const Inputs in = inputs(row_);
     forward(in, row_.call.out(), row_.call.options);
-    if (row_.judged) {
-      EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
-    }
+    EXPECT_TRUE(forward_agrees(in, row_.call.out(), row_.call.options));
     EXPECT_TRUE(row_.call.o.gaps_intact());
     EXPECT_TRUE(row_.call.lse.gaps_intact());
   }

@@ -225,8 +225,9 @@ TEST(CpuCache, without_queries_new_keys_are_appended_all_the_same) {
 }
 
 TEST(CpuCache, H10_splits_agree_with_the_whole) {
-  Attention a({1, 1, 4096, 16, 8, 128, 128}, DType::bf16);
-  const Array filled = int32_array({4096});
+  const int keys = repeats(4096, 1024);
+  Attention a({1, 1, keys, 16, 8, 128, 128}, DType::bf16);
+  const Array filled = int32_array({static_cast<double>(keys)});
   a.options.cache_seqlens = filled;
   for (const int splits : {0, 1, 3, 16, 32}) {
     a.options.num_splits = splits;

@@ -20,7 +20,6 @@ using Json = nlohmann::json;
 struct Entry {
   Json json;
   DType dtype;
-  bool judged;
 };
 
 DType dtype_named(const std::string& text) {
@@ -92,7 +91,7 @@ const std::vector<Entry>& entries() {
       check_keys(json);
       const Json& dtypes = json.at("dtypes");
       for (std::size_t at = 0; at < dtypes.size(); ++at)
-        read.push_back({json, dtype_named(dtypes[at]), !few || number % dtypes.size() == at});
+        if (!few || number % dtypes.size() == at) read.push_back({json, dtype_named(dtypes[at])});
     }
     return read;
   }();
@@ -344,7 +343,7 @@ std::string Case::name() const { return id + " " + std::string(narrows::name(dty
 std::size_t case_count() { return entries().size(); }
 
 std::vector<std::string> case_families(std::size_t index, DeviceKind device, Operation operation) {
-  const auto& [json, dtype, judged] = entries().at(index);
+  const auto& [json, dtype] = entries().at(index);
   const bool backward = operation == Operation::backward;
   if (backward && json.contains("cache_seqlens")) return {};  // forward only
   const char* const key = backward && json.contains("backward_families") ? "backward_families" : "families";
@@ -359,14 +358,13 @@ std::string case_label(std::size_t index) {
 }
 
 Case make_case(std::size_t index) {
-  const auto& [json, dtype, judged] = entries().at(index);
+  const auto& [json, dtype] = entries().at(index);
   Case made;
   made.id = json.at("id");
   made.note = json.at("note");
   made.layout = json.value("layout", "");
   made.families = case_families(index, DeviceKind::cpu);
   made.dtype = dtype;
-  made.judged = judged;
   made.call = make_call(json, dtype, made.layout);
   fill(made.call, json);
   add_lengths(made, json);

@@ -15,7 +15,6 @@ struct Case {
   std::string id, note, layout;
   std::vector<std::string> families;  // of the CPU; each must accept it
   DType dtype = DType::fp32;
-  bool judged = true;  // by the oracle; under NARROWS_TEST_SMALL=1 each case in one of its types, in turn
   Attention call;
   std::deque<Array> arrays;
 
@@ -26,7 +25,7 @@ struct Case {
   std::string name() const;  // "E01 bf16: causal bottom-right, 2 queries, 5 keys"
 };
 
-/// The number of (case, dtype) pairs in the table, and one of them. Arrays are made when asked for.
+/// The number of (case, dtype) pairs in the table, under NARROWS_TEST_SMALL=1 of one dtype of each case, in turn; and one of them. Arrays are made when asked for.
 std::size_t case_count();
 Case make_case(std::size_t index);
 /// "E01 bf16" of one, without its arrays.
