@@ -13,15 +13,9 @@
 #include <utility>
 #include <vector>
 
-#ifndef __has_feature
-#define __has_feature(feature) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #include <sanitizer/common_interface_defs.h>
-#define NARROWS_STACKS_ARE_WATCHED 1
-#else
-#define NARROWS_STACKS_ARE_WATCHED 0
-#endif
+
+#include "tests/support/sanitizer.hpp"
 
 namespace narrows::test {
 
@@ -93,10 +87,9 @@ class Turns {
     Place& from = *running_;
     running_ = ready_.front();
     ready_.pop_front();
-#if NARROWS_STACKS_ARE_WATCHED
-    __sanitizer_start_switch_fiber(finished ? nullptr : &from.stack_notes, running_->stack_begin,
-                                   running_->stack_bytes);
-#endif
+    if constexpr (kAddressSanitizer)
+      __sanitizer_start_switch_fiber(finished ? nullptr : &from.stack_notes, running_->stack_begin,
+                                     running_->stack_bytes);
     if (finished)
       setcontext(&running_->context);
     else
@@ -105,13 +98,13 @@ class Turns {
   }
 
   /// What AddressSanitizer is told on a stack that was just entered; where the first lane came from is the caller's stack.
-  void arrived_at_place([[maybe_unused]] void* stack_notes) {
-#if NARROWS_STACKS_ARE_WATCHED
-    const void* begin = nullptr;
-    std::size_t bytes = 0;
-    __sanitizer_finish_switch_fiber(stack_notes, &begin, &bytes);
-    if (!caller_.stack_begin) caller_.stack_begin = begin, caller_.stack_bytes = bytes;
-#endif
+  void arrived_at_place(void* stack_notes) {
+    if constexpr (kAddressSanitizer) {
+      const void* begin = nullptr;
+      std::size_t bytes = 0;
+      __sanitizer_finish_switch_fiber(stack_notes, &begin, &bytes);
+      if (!caller_.stack_begin) caller_.stack_begin = begin, caller_.stack_bytes = bytes;
+    }
   }
 
   static inline thread_local Turns* now_ = nullptr;
