@@ -225,7 +225,10 @@ struct Gradients {  // each optional; written, not added to
 /// gets O = 0 and LSE = -inf (the sink with a sink). Safe to call from several threads at once. Throws Error.
 ///
 /// On a GPU all tensors are on q's device. The work is put on options.stream and forward returns without waiting for it: their
-/// memory must stay until it is done. The current device stays as it was.
+/// memory must stay until it is done. The current device stays as it was. Kernels of Narrows may be begun while the kernel before
+/// them still runs, and wait for its end before they use memory. A kernel of the caller's that follows begins when they have ended,
+/// as ever; launched with programmatic stream serialization it may begin before, and must wait (griddepcontrol.wait) before it
+/// reads their results or writes their inputs.
 NARROWS_API void forward(const Inputs& in, const Outputs& out, const Options& options = {});
 
 /// Does now what the first forward of this kind would do: on a GPU compiles and loads its kernel, so that it may be called while

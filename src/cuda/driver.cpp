@@ -50,7 +50,7 @@ const char* find_functions(const Library& library, DriverFunctions& f) {
       lacks("cuFuncGetAttribute", f.cuFuncGetAttribute),
       lacks("cuFuncSetAttribute", f.cuFuncSetAttribute),
       lacks("cuOccupancyMaxActiveBlocksPerMultiprocessor", f.cuOccupancyMaxActiveBlocksPerMultiprocessor),
-      lacks("cuLaunchKernel", f.cuLaunchKernel),
+      lacks("cuLaunchKernelEx", f.cuLaunchKernelEx),
       lacks("cuTensorMapEncodeTiled", f.cuTensorMapEncodeTiled),
       lacks("cuMemAllocAsync", f.cuMemAllocAsync),
       lacks("cuMemFreeAsync", f.cuMemFreeAsync),

@@ -17,6 +17,25 @@ using DevicePointer = u64;
 
 inline constexpr int kOldestDriver = 12000;  // CUDA 12.0: the oldest NVRTC with C++20
 
+/// The driver's CUlaunchAttribute, whose value is an int where we give one.
+struct LaunchAttribute {
+  int id = 0;
+  alignas(8) int value = 0;
+  std::byte rest[60] = {};
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+/// Its CUlaunchConfig.
+struct LaunchConfig {
+  unsigned blocks[3] = {1, 1, 1};
+  unsigned threads[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  Stream stream = nullptr;
+  const LaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+
 /// The driver's functions, under its names for the same.
 struct DriverFunctions {
   Status (*cuInit)(unsigned flags);
@@ -39,9 +58,7 @@ struct DriverFunctions {
   Status (*cuFuncGetParamInfo)(Function, std::size_t index, std::size_t* offset,
                                std::size_t* bytes);  // null before 12.4
   Status (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, Function, int threads, std::size_t shared_bytes);
-  Status (*cuLaunchKernel)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads_x,
-                           unsigned threads_y, unsigned threads_z, unsigned shared_bytes, Stream, void** arguments,
-                           void** extra);
+  Status (*cuLaunchKernelEx)(const LaunchConfig*, Function, void** arguments, void** extra);
   Status (*cuTensorMapEncodeTiled)(void* map, int type, unsigned rank, void* address, const u64* sizes,
                                    const u64* strides, const unsigned* box, const unsigned* steps, int interleave,
                                    int swizzle, int promotion, int fill);

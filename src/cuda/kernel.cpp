@@ -14,6 +14,10 @@ namespace {
 
 enum FunctionAttribute : int { kSharedBytes = 1, kMaxDynamicSharedBytes = 8 };
 
+/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, which drivers before 12.3 refuse while a stream is captured.
+constexpr LaunchAttribute kBeginsEarly{6, 1};
+constexpr int kFirstEarlyMajor = 9, kFirstEarlyDriver = 12030;
+
 struct DeviceKey {
   int device;
   ProgramKey program;
@@ -47,8 +51,9 @@ std::size_t argument_bytes(Function function) {
   return bytes;
 }
 
-std::unique_ptr<const Kernel> load(int device, const Binary& binary) {
+std::unique_ptr<const Kernel> load(int device, const Binary& binary, bool begins_early) {
   const CurrentDevice current(device);
+  const DeviceFacts& facts = device_facts(device);
   auto kernel = std::make_unique<Kernel>();
   kernel->device = device;
   kernel->name = text(binary.function, " for ", binary.architecture);
@@ -60,10 +65,11 @@ std::unique_ptr<const Kernel> load(int device, const Binary& binary) {
   int shared_bytes = 0;
   check(driver().cuFuncGetAttribute(&shared_bytes, kSharedBytes, kernel->function), "reading the size of ",
         kernel->name);
-  kernel->shared_limit = device_facts(device).shared_bytes - shared_bytes;
+  kernel->shared_limit = facts.shared_bytes - shared_bytes;
   check(driver().cuFuncSetAttribute(kernel->function, kMaxDynamicSharedBytes, static_cast<int>(kernel->shared_limit)),
         "giving ", kernel->name, " all shared memory");
   kernel->argument_bytes = argument_bytes(kernel->function);
+  kernel->begins_early = begins_early && facts.major >= kFirstEarlyMajor && facts.driver_version >= kFirstEarlyDriver;
   return kernel;
 }
 
@@ -82,7 +88,7 @@ const Kernel& load_kernel(int device, const ProgramKey& key, const Program& prog
   Table& all = table();
   const std::lock_guard one(all.loading);
   if (const Kernel* loaded = find_kernel(device, key)) return *loaded;
-  std::unique_ptr<const Kernel> kernel = load(device, *binary);
+  std::unique_ptr<const Kernel> kernel = load(device, *binary, program.begins_early);
   const std::unique_lock lock(all.reading);
   return *all.kernels.emplace(DeviceKey{device, key}, std::move(kernel)).first->second;
 }
@@ -106,10 +112,14 @@ void launch(const Kernel& kernel, const Grid& grid, Stream stream, const void* a
     throw Error(ErrorCode::internal,
                 text("cuda: ", kernel.name, " takes ", kernel.argument_bytes, " bytes, but is given ", bytes));
   void* parameters[] = {const_cast<void*>(argument)};
-  check(driver().cuLaunchKernel(kernel.function, grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, stream,
-                                parameters, nullptr),
-        "launching ", kernel.name, " with ", grid.blocks, " blocks of ", grid.threads, " threads and ",
-        grid.shared_bytes, " bytes of shared memory");
+  const LaunchConfig config{.blocks = {grid.blocks, 1, 1},
+                            .threads = {grid.threads, 1, 1},
+                            .shared_bytes = grid.shared_bytes,
+                            .stream = stream,
+                            .attributes = &kBeginsEarly,
+                            .attribute_count = kernel.begins_early ? 1u : 0u};
+  check(driver().cuLaunchKernelEx(&config, kernel.function, parameters, nullptr), "launching ", kernel.name, " with ",
+        grid.blocks, " blocks of ", grid.threads, " threads and ", grid.shared_bytes, " bytes of shared memory");
 }
 
 }  // namespace narrows::cuda

@@ -39,6 +39,7 @@ struct Kernel {
   Usage usage;
   i64 shared_limit = 0;            // largest dynamic shared memory of a launch, in bytes
   std::size_t argument_bytes = 0;  // of its one parameter; 0: the driver does not tell
+  bool begins_early = false;       // Program::begins_early, on a device and by a driver that have it
 };
 
 /// Null: not loaded yet.
@@ -66,7 +67,8 @@ struct Grid {
   unsigned shared_bytes = 0;
 };
 
-/// On the kernel's device, which is current. `argument`, of `bytes`, is the kernel's one parameter and is copied.
+/// On the kernel's device, which is current. `argument`, of `bytes`, is the kernel's one parameter and is copied. One that
+/// begins early may share the device with the kernel before it on the stream, until it has waited for that one's end.
 void launch(const Kernel& kernel, const Grid& grid, Stream stream, const void* argument, std::size_t bytes);
 template <class Argument>
 requires(std::is_trivially_copyable_v<Argument> &&

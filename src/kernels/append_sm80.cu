@@ -85,6 +85,8 @@ inline void append_row(const DecodeArgs& args, const CacheFacts& facts, i32 t) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     append_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
+  wait_for_previous();
+  let_next_begin();
   const i32 sequence = static_cast<i32>(blockIdx.x) % args.batch, first = static_cast<i32>(blockIdx.x) / args.batch;
   const i32 blocks = static_cast<i32>(gridDim.x) / args.batch;
   const bool reports = first == 0;

@@ -147,6 +147,7 @@ inline void work_on(const Block& block) {
   Softmax softmax;
   Outputs o = {};
   if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
+  let_next_begin();
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
@@ -158,6 +159,7 @@ inline void work_on(const Block& block) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocksOfMultiprocessor)
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
+  wait_for_previous();
   char* const memory = dynamic_shared();
   __shared__ Facts line_facts;
   __shared__ LineState state;

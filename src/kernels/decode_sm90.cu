@@ -179,6 +179,7 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
     bring(block, tiles, ring, shares, warp - kComputeWarps);
     grow_registers<kRegisters>();
   }
+  let_next_begin();
   __syncthreads();
   store_rows(block, tiles.beside.broken);
   if (block.facts.slots.count > 1) join(block, tiles.beside.last);
@@ -189,6 +190,7 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     decode_sm90(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
+  wait_for_previous();
   extern __shared__ __align__(kTileAlignment) char memory[];
   Beside& beside = *reinterpret_cast<Beside*>(memory + kBesideAt);
   Facts& facts = beside.facts;

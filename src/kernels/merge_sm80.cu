@@ -4,6 +4,8 @@
 extern "C" __global__ void __launch_bounds__(narrows::kMergeWarps* narrows::kWarp)
     merge_sm80(const __grid_constant__ narrows::MergeArgs args) {
   using namespace narrows;
+  wait_for_previous();
+  let_next_begin();
   const i64 rows = args.batch * args.rows * args.heads, step = i64{gridDim.x} * kMergeWarps;
   for (i64 row = i64{blockIdx.x} * kMergeWarps + threadIdx.x / kWarp; row < rows; row += step) {
     const i64 query = row / args.heads;

@@ -138,6 +138,18 @@ inline void store_release(u32* at, u32 x) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
 
+// ---- kernels that overlap, on Hopper and later (Program::begins_early): elsewhere, and where the launch does not ask for it,
+// these do nothing
+// Until the kernel before this one on the stream has ended and all that it wrote can be read. All threads call it, before they read
+// or write what another kernel may use: scratch, tickets and results of the call before among it.
+inline void wait_for_previous() {
+  if constexpr (__CUDA_ARCH__ >= 900) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// The kernel after this one may begin once all thread blocks have come here or ended; it waits in its turn for their end.
+inline void let_next_begin() {
+  if constexpr (__CUDA_ARCH__ >= 900) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- matrix products: d (16x8, fp32) += a (16xk) b (kx8)
 inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

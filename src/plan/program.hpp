@@ -11,6 +11,9 @@ struct Program {
   std::string_view function;  // its extern "C" name
   std::string config;         // text of config.cuh: the constants
   bool exact_math = false;    // fp32 programs: no --use_fast_math
+  // Whether it may be begun before the kernel ahead of it on the stream has ended: it waits for that one itself, by
+  // wait_for_previous() of kernels/ptx_sm80.cuh. Counts on Hopper and later.
+  bool begins_early = false;
 };
 
 }  // namespace narrows

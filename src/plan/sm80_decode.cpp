@@ -201,7 +201,7 @@ Program decode_program(const DecodeConstants& constants) {
   config.tiles_and_rules(constants, 32 * constants.warps);
   config.flag("kKeepsQueries", !constants.wide);
   config.flag("kTurnsQueries", constants.turned);
-  return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32};
+  return {"decode_sm80.cu", "decode_sm80", config.text(), constants.element == Element::fp32, true};
 }
 
 Program append_program(Element element) {

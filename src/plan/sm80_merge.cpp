@@ -7,7 +7,7 @@ namespace narrows {
 Program merge_program(Element element) {
   sm80::Config config("shared/merge_args.h");
   config.element("kElement", element);
-  return {"merge_sm80.cu", "merge_sm80", config.text(), element == Element::fp32};
+  return {"merge_sm80.cu", "merge_sm80", config.text(), element == Element::fp32, true};
 }
 
 std::vector<Program> planned_merge_programs() {

@@ -62,7 +62,7 @@ Program decode_sm90_program(const DecodeConstants& constants) {
   config.number("kMostParts", kMostParts);
   config.number("kSharedBytes", static_cast<int>(shared_bytes(constants)));
   config.add(sm90::products_text(constants.element, constants.key_block, constants.value_width / 2));
-  return {"decode_sm90.cu", "decode_sm90", config.text()};
+  return {"decode_sm90.cu", "decode_sm90", config.text(), false, true};
 }
 
 std::variant<Plan, Refusal> consider_sm90_decode(const Problem& problem, const Work& work, const Machine& machine) {

@@ -2,6 +2,7 @@
 #include "cuda/compile.hpp"
 
 #include <cstdlib>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "cuda/library.hpp"
+#include "cuda/planned.hpp"
 #include "tests/cuda/small_program.hpp"
 #include "tests/support/sanitizer.hpp"
 
@@ -65,6 +67,19 @@ TEST(Sources, TheLibraryHoldsTheTree) {
   for (const SourceFile& file : embedded_sources())
     if (file.name == "shared/mask.h") mask = file.text;
   EXPECT_THAT(mask, HasSubstr("struct Mask"));
+}
+
+/// Begun early without waiting, a kernel would read and write what the one before it still uses.
+TEST(Sources, WhatBeginsEarlyWaits) {
+  std::set<std::string_view> early;
+  for (const Program& program : planned_programs("sm_90a")) {
+    const std::string_view text = included_sources(program, embedded_sources()).front().text;
+    const std::size_t kernel = text.find("extern \"C\"");
+    EXPECT_EQ(text.find("wait_for_previous();", kernel) != std::string_view::npos, program.begins_early)
+        << program.source;
+    if (program.begins_early) early.insert(program.source);
+  }
+  EXPECT_THAT(early, ElementsAre("append_sm80.cu", "decode_sm80.cu", "decode_sm90.cu", "merge_sm80.cu"));
 }
 
 TEST(ContentKey, ChangesWithEachInputAndWithNothingElse) {

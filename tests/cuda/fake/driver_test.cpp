@@ -209,6 +209,21 @@ TEST_F(FakeDriver, ALaunchHandsOverItsArgument) {
       HasSubstr("CUDA_ERROR_NAME (its text) while launching forward_sm80 for sm_80 with 9 blocks of 64 threads"));
 }
 
+/// Attribute 6 of the driver's, programmatic stream serialization, on Hopper and of programs that wait for the kernel before.
+TEST_F(FakeDriver, AProgramThatWaitsBeginsEarly) {
+  u64 number = 0;
+  for (const bool waits : {false, true})
+    for (const int device : {0, 1}) {
+      Program program = packed("early");
+      program.begins_early = waits;
+      launch(load_kernel(device, {9, number++}, program), {1, 32, 0}, kStream, 0ll);
+      if (waits && device == 1)
+        EXPECT_THAT(state().launch_attributes, ElementsAre(std::pair(6, 1)));
+      else
+        EXPECT_TRUE(state().launch_attributes.empty()) << "device " << device;
+    }
+}
+
 /// Numbers of the driver's enumerations: fp16 6, bf16 9, swizzle of 128 bytes 3, promotion to 256 bytes 3.
 TEST_F(FakeDriver, TheCopyEngineIsToldOfATensor) {
   std::byte memory{};

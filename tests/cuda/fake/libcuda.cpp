@@ -8,6 +8,7 @@
 using narrows::cuda::Context;
 using narrows::cuda::DevicePointer;
 using narrows::cuda::Function;
+using narrows::cuda::LaunchConfig;
 using narrows::cuda::Module;
 using narrows::cuda::Stream;
 using narrows::fake::kDevices;
@@ -114,9 +115,11 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int threa
   *blocks = threads == 128 && shared_bytes == 4096 ? 3 : 0;
   return 0;
 }
-int cuLaunchKernel(Function, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-                   unsigned shared_bytes, Stream, void** arguments, void**) {
-  state().launch = {x, threads, shared_bytes};
+int cuLaunchKernelEx(const LaunchConfig* config, Function, void** arguments, void**) {
+  state().launch = {config->blocks[0], config->threads[0], config->shared_bytes};
+  state().launch_attributes.clear();
+  for (unsigned i = 0; i < config->attribute_count; ++i)
+    state().launch_attributes.emplace_back(config->attributes[i].id, config->attributes[i].value);
   state().argument.assign(static_cast<const char*>(arguments[0]), state().argument_bytes);
   return state().launch_status;
 }

@@ -32,7 +32,8 @@ struct State {
   int map_status = 0;
   Map map;
   std::vector<unsigned> launch;  // blocks, threads, bytes of shared memory
-  std::string argument;          // of argument_bytes
+  std::vector<std::pair<int, int>> launch_attributes;
+  std::string argument;  // of argument_bytes
   std::size_t argument_bytes = kArgumentBytes;
   std::vector<std::pair<unsigned long long, std::size_t>> filled;  // address and bytes of cuMemsetD8Async
   void* loaded_in = nullptr;                                       // the context that was current
