@@ -16,10 +16,12 @@ struct Slot {
   i32 entry;
 };
 
-inline Slot slot_of(const DecodeArgs& args, i32 row, i32 slot) {
+// early: perhaps before the kernel ahead has written the entry; past L1, where what is read now must not stay.
+inline Slot slot_of(const DecodeArgs& args, i32 row, i32 slot, bool early = false) {
   if (args.table == nullptr) return {row, slot, false, 0};
   const auto [page, number] = args.by_page.divide(slot);
-  const i32 entry = args.table[row * args.table_row + page * args.table_stride];
+  const i32* const place = args.table + row * args.table_row + page * args.table_stride;
+  const i32 entry = early ? static_cast<i32>(load_relaxed(reinterpret_cast<const u32*>(place))) : *place;
   const i32 nearest = clamp_to(entry, 0, args.pages - 1);
   return {nearest, number, nearest != entry, entry};
 }

@@ -19,8 +19,25 @@ class KeyRows : public HeadRows {
       : HeadRows(block, threadIdx.x % kWarp < kTileKeys ? block.args.k : block.args.v) {}
 
   // Of the lane's key of a tile.
-  const char* row(i32 tile) { return row_of(tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys)); }
+  const char* row(i32 tile, bool early = false) {
+    return row_of(tile * kTileKeys + static_cast<i32>(threadIdx.x % kTileKeys), early);
+  }
 };
+
+// The first tile of the warp: of the block's it takes those whose number, counted from key 0, is its in turn.
+inline i32 first_tile_of_warp(const Facts& facts) {
+  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0), begin = facts.first_tile;
+  return begin + ((warp - begin) & (kWarps - 1));
+}
+
+// A tile's rows of K and V to L2. row: as KeyRows gives it, perhaps by what may still change.
+inline void fetch_rows(const DecodeArgs& args, const char* row) {
+  if (kCopyBytes == 0) return;
+  const i32 bytes = (threadIdx.x % kWarp < kTileKeys ? args.head_dim : args.value_dim) * kElementBytes;
+#pragma unroll
+  for (i32 byte = 0; byte < max_of(kHeadBytes, kValueBytes); byte += 128)
+    if (byte < bytes) fetch_line(row + byte);
+}
 
 // Whether packed rows are multiplied as they lie in the tensor, and go to registers at once.
 constexpr bool kAsksQueries = kKeepsQueries && kCopyBytes != 0 && !kTurnsQueries;
@@ -53,23 +70,34 @@ inline void read_queries(const Block& block, int i, QueryPieces& q) {
   for (u32 r = 0; r < kRows; ++r) load_shared128(from + r * 8 * kQueryStride, q[r][0], q[r][1], q[r][2], q[r][3]);
 }
 
-// All steps of the lane's packed rows straight from memory: no barrier, at which warps would wait until the last one's first keys have
-// been asked for.
-inline void ask_queries(const Block& block, Queries& q) {
-  const DecodeLane at;
+// Where the lane's packed rows are, straight from which it takes them: no barrier, at which warps would wait until the last one's first
+// keys have been asked for.
+struct QueryPlaces {
+  const char* rows[kRows];
+  bool given[kRows];
+
+  explicit QueryPlaces(const Block& block) {
+    const DecodeLane at;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
-    const bool given = exists(block.facts, row, 8 * r + at.g);
-    const char* const from = query_row(block, row) + 16 * at.c;
-#pragma unroll
-    for (int i = 0; i < kKeySteps; ++i) {
-      const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
-                          64 * i + 16 * at.c < block.args.head_dim * kElementBytes;
-      for (u32& word : q[i][r]) word = 0;
-      load_stream_if(given && inside, from + 64 * i, q[i][r]);
+    for (int r = 0; r < kRows; ++r) {
+      const PackedRow row = packed_row(block.args, block.facts, 8 * r + at.g);
+      given[r] = exists(block.facts, row, 8 * r + at.g);
+      rows[r] = query_row(block, row) + 16 * at.c;
     }
   }
-}
+
+  // All steps.
+  void ask(const DecodeArgs& args, Queries& q) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kKeySteps; ++i) {
+        const bool inside = 64 * (i + 1) <= narrower(kHeadDim) * kElementBytes ||
+                            64 * i + 16 * DecodeLane().c < args.head_dim * kElementBytes;
+        for (u32& word : q[i][r]) word = 0;
+        load_stream_if(given[r] && inside, rows[r] + 64 * i, q[i][r]);
+      }
+  }
+};
 
 }  // namespace narrows

@@ -77,11 +77,12 @@ class HeadRows {
   }
 
   // Keys that no row sees are taken for the nearest that one does: their weight is 0, and what lies in their slots may be NaN.
-  const char* row_of(i32 key) {
+  const char* row_of(i32 key, bool early = false) {
     const Keys hull = block_.facts.hull;
     const CacheFacts& sequence = block_.facts.sequence;
-    const Slot at = slot_of(block_.args, sequence.row, sequence.first_key + clamp_to(key, hull.begin, hull.end - 1));
-    if (at.broken) wrong_ = at.entry, broken_ = true;
+    const i32 slot = sequence.first_key + clamp_to(key, hull.begin, hull.end - 1);
+    const Slot at = slot_of(block_.args, sequence.row, slot, early);
+    if (at.broken && !early) wrong_ = at.entry, broken_ = true;
     return head_ + static_cast<u32>(at.row) * row_stride_ + static_cast<u32>(at.number) * stride_;
   }
 

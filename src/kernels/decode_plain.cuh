@@ -9,8 +9,12 @@
 
 namespace narrows {
 
-inline i32 plain_filled(const DecodeArgs& args, i32 s) {
-  return args.cache_seqlens.data ? at(args.cache_seqlens, s) : args.capacity;
+// early: perhaps before the kernel ahead has written it; past L1, where what is read now must not stay.
+inline i32 plain_filled(const DecodeArgs& args, i32 s, bool early = false) {
+  if (!args.cache_seqlens.data) return args.capacity;
+  if (!early) return at(args.cache_seqlens, s);
+  const i32* const place = args.cache_seqlens.data + s * args.cache_seqlens.stride;
+  return static_cast<i32>(load_relaxed(reinterpret_cast<const u32*>(place)));
 }
 inline i32 plain_new_keys(const DecodeArgs& args) { return args.k_new.data ? args.new_rows : 0; }
 inline i32 plain_tiles(i32 keys) { return static_cast<i32>((static_cast<u32>(keys) + kTileKeys - 1) / kTileKeys); }
@@ -23,25 +27,46 @@ inline i32 plain_pieces(const DecodeArgs& args, i32 filled) {
 struct PlainLengths {
   i32 tiles, longest;
   bool fit;  // within what the call allows
+  i32 own;   // of at most 32 sequences the one that the lane has looked at
 };
 
-inline PlainLengths plain_length(const DecodeArgs& args, i32 s, i32 filled) {
-  const i32 tiles = plain_pieces(args, filled);
-  const bool fits = static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
-  return {tiles, tiles, fits && !is_refused(args, s)};
+inline bool plain_fits(const DecodeArgs& args, i32 filled) {
+  return static_cast<u32>(filled) <= static_cast<u32>(args.plain_filled);
 }
 
 // Of all sequences, the same in every warp. first: what sequence 0 has filled.
-inline PlainLengths plain_lengths(const DecodeArgs& args, i32 first) {
-  if (args.batch == 1) return plain_length(args, 0, first);
-  PlainLengths all{0, 0, true};
+inline PlainLengths plain_lengths(const DecodeArgs& args, i32 first, bool early) {
+  const auto refused = [&](i32 s) { return !early && is_refused(args, s); };
+  const i32 tiles = plain_pieces(args, first);
+  if (args.batch == 1) return {tiles, tiles, plain_fits(args, first) && !refused(0), first};
+  PlainLengths all{0, 0, true, 0};
 #pragma unroll 1
   for (i32 s = static_cast<i32>(threadIdx.x % kWarp); s < args.batch; s += kWarp) {
-    const PlainLengths own = plain_length(args, s, plain_filled(args, s));
-    all = {all.tiles + own.tiles, max_of(all.longest, own.longest), all.fit && own.fit};
+    all.own = plain_filled(args, s, early);
+    all.tiles += plain_pieces(args, all.own);
+    all.longest = max_of(all.longest, plain_pieces(args, all.own));
+    all.fit = all.fit && plain_fits(args, all.own) && !refused(s);
   }
-  return {warp_sum(all.tiles), __reduce_max_sync(~0u, all.longest), __all_sync(~0u, all.fit) != 0};
+  return {warp_sum(all.tiles), __reduce_max_sync(~0u, all.longest), __all_sync(~0u, all.fit) != 0, all.own};
 }
+
+// Of a warp that begins before the kernel ahead has ended: what it has done by lengths of at most 32 sequences stands if these are
+// still the same then.
+struct Ahead {
+  bool waits;
+  i32 own;  // of the lane's sequence
+
+  // Ends the wait. What holds() is asked of: the loads after it need not wait for this one.
+  i32 look_again(const DecodeArgs& args) {
+    wait_for_previous();
+    waits = false;
+    const i32 s = min_of(static_cast<i32>(threadIdx.x % kWarp), args.batch - 1);
+    return is_refused(args, s) ? -1 : plain_filled(args, s);
+  }
+  bool holds(const DecodeArgs& args, i32 found) const {
+    return __all_sync(~0u, found == own || static_cast<i32>(threadIdx.x % kWarp) >= args.batch);
+  }
+};
 
 // Row `row` of a sequence: the heads of `kv_head`, packed rows from first_row on.
 struct PlainRow {
@@ -90,12 +115,13 @@ struct PlainPart {
   PartSlots slots;
 };
 
-// Then the rest. Nothing but the diagonal limits what a row sees.
+// Then the rest, perhaps again. Nothing but the diagonal limits what a row sees.
 inline void gather_keys(const DecodeArgs& args, Facts& facts, const PlainRow& row, i32 filled, const PlainPart& part) {
   const i32 lane = static_cast<i32>(threadIdx.x % kWarp), keys = filled + plain_new_keys(args);
   const i32 shift = keys - args.query_rows, past = shift + args.by_group.quotient(row.first_row + lane) + 1;
   const Keys seen{0, args.visibility.right == 0 ? clamp_to(past, 0, keys) : keys};
   const Keys hull{0, __shfl_sync(~0u, seen.end, row.packed_rows - 1)}, common{0, __shfl_sync(~0u, seen.end, 0)};
+  __syncwarp();
   if (lane < kBlockQueries) facts.seen[lane] = lane < row.packed_rows ? seen : Keys{0, 0};
   if (lane == 0) {
     facts.sequence.filled = filled;
@@ -119,7 +145,6 @@ inline void gather_keys(const DecodeArgs& args, Facts& facts, const PlainRow& ro
 struct PlainPiece {
   i32 part, number;  // of the row, in the line
   PlainRow row;
-  i32 filled;
 
   explicit PlainPiece(const DecodeArgs& args) : PlainPiece(args, args.by_rows.divide(static_cast<i32>(blockIdx.x))) {}
 
@@ -127,17 +152,14 @@ struct PlainPiece {
   PlainPiece(const DecodeArgs& args, const Quotient& piece)
       : PlainPiece(args, piece, args.by_sequence_rows.divide(piece.rest)) {}
   PlainPiece(const DecodeArgs& args, const Quotient& piece, const Quotient& place)
-      : part(piece.quotient),
-        number(piece.rest),
-        row(args, place.quotient, place.rest),
-        filled(plain_filled(args, place.quotient)) {}
+      : part(piece.quotient), number(piece.rest), row(args, place.quotient, place.rest) {}
 };
 
-inline bool begin_piece(const DecodeArgs& args, const PlainPiece& piece, PlainWork& work) {
+inline bool begin_piece(const DecodeArgs& args, const PlainPiece& piece, i32 filled, PlainWork& work) {
   const i32 splits = args.by_splits.divisor;
   if (piece.part >= splits) return false;
-  const i32 tiles = args.by_splits.quotient(plain_pieces(args, piece.filled) + splits - 1), begin = piece.part * tiles;
-  gather_keys(args, work.facts, piece.row, piece.filled,
+  const i32 tiles = args.by_splits.quotient(plain_pieces(args, filled) + splits - 1), begin = piece.part * tiles;
+  gather_keys(args, work.facts, piece.row, filled,
               {begin, begin + tiles, piece.part, unit_slots(piece.number * splits, splits)});
   return true;
 }
@@ -156,13 +178,13 @@ inline void gather_stretch(const DecodeArgs& args, PlainWork& work, const PlainR
   gather_keys(args, work.facts, row, filled, {begin, end, whole ? 0 : block - slots.other / 2, slots});
 }
 
-// The row of a unit: a warp looks at 32 sequences at a time.
-inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, const Deal& deal) {
+// The row of a unit: a warp looks at 32 sequences at a time. own: what the lane knows of the first ones.
+inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, const Deal& deal, i32 own) {
   const i32 lane = static_cast<i32>(threadIdx.x % kWarp), rows = args.by_sequence_rows.divisor;
 #pragma unroll 1
   for (i32 first = 0, before = 0;; first += kWarp) {
     const bool exists = first + lane < args.batch;
-    const i32 filled = exists ? plain_filled(args, first + lane) : 0;
+    const i32 filled = !exists ? 0 : args.batch <= kWarp ? own : plain_filled(args, first + lane);
     const i32 units = exists ? plain_pieces(args, filled) + kEndingTiles : 0;
     const i32 end = before + sums_below(units * rows);
     const u32 past = __ballot_sync(~0u, end > unit);
@@ -187,8 +209,30 @@ inline bool begin_stretch(const DecodeArgs& args, const PlainLengths& lengths, P
     work.end = deal.start(block + 1);
     work.deal = deal;
   }
-  find_stretch(args, work, deal.start(block), deal);
+  find_stretch(args, work, deal.start(block), deal, lengths.own);
   return true;
+}
+
+// How a block finds its rows.
+enum class Way { unknown, line, stretch, piece, nothing };
+
+inline Way begin_plain(const DecodeArgs& args, PlainWork& work, Ahead& ahead) {
+  const PlainPiece piece(args);
+  i32 filled = plain_filled(args, piece.row.sequence, ahead.waits);
+  gather_place(args, work, piece.row);  // while its length is on its way
+  const PlainLengths lengths = plain_lengths(args, filled, ahead.waits);
+  if (ahead.waits) filled = __shfl_sync(~0u, lengths.own, piece.row.sequence);  // the one that is looked at again
+  ahead.own = lengths.own;
+  if (!lengths.fit) return Way::line;
+  if (args.cuts_alike && are_alike(args.batch, lengths.tiles, lengths.longest))
+    return begin_piece(args, piece, filled, work) ? Way::piece : Way::nothing;
+  return begin_stretch(args, lengths, work) ? Way::stretch : Way::nothing;
+}
+
+// Whether the block has tiles of a plain call, so that it may ask for them as soon as the kernel ahead has ended.
+inline bool has_tiles(Way way, const PlainWork& work) {
+  return (way == Way::piece || way == Way::stretch) && work.facts.begin < work.facts.end &&
+         work.facts.first_tile < work.facts.end_tile;
 }
 
 // The next row of the block's stretch, if it has one.

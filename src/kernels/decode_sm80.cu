@@ -103,34 +103,53 @@ inline void bring_queries(const Block& block, Queries& kept) {
     for (int i = 0; i < kKeySteps; ++i) read_queries(block, i, kept[i]);
 }
 
-// The loads of the warp's first tile; of a warp without one, of the block's last. Under no condition: what these left in registers
-// would be moved to others, which waits for it. Of the block's tiles the warp takes those whose number, counted from key 0, is its in
-// turn.
-inline void begin_stream(const Block& block, KeyRows& keys, Stream& stream) {
-  const i32 warp = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) / kWarp, 0);
-  const i32 begin = block.facts.first_tile, end = block.facts.end_tile;
-  stream.tile = begin + ((warp - begin) & (kWarps - 1));
-  stream.rows = keys.row(min_of(stream.tile, end - 1));
-  KeyPlaces keys_at;
-  find_keys(keys_at, stream.rows);
-  load_keys(stream.k, keys_at, 0, block.args.head_dim, block.args.k.strides[3], true);
-  ValuePlaces values_at;
-  find_values(values_at, stream.rows);
-  load_values(stream.v, values_at, 0, block.args.value_dim, block.args.v.strides[3], true);
-  stream.has_next = stream.tile + kWarps < end;
-  stream.next_rows = keys.row(min_of(stream.tile + kWarps, end - 1));
-}
+// Where the warp's first loads go; of a warp without a tile to the block's last.
+struct Start {
+  QueryPlaces queries;
+  KeyPlaces keys;
+  ValuePlaces values;
 
-inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
+  Start(const Block& block, KeyRows& rows, Stream& stream, bool early) : queries(block) {
+    stream.tile = first_tile_of_warp(block.facts);
+    look(block, rows, stream, early);
+  }
+  void look(const Block& block, KeyRows& rows, Stream& stream, bool early) {
+    stream.rows = rows.row(min_of(stream.tile, block.facts.end_tile - 1), early);
+    find_keys(keys, stream.rows);
+    find_values(values, stream.rows);
+  }
+
+  // Under no condition: what loads left in registers would be moved to others, which waits for it. Queries before the keys, which keep
+  // memory busy for long.
+  void load(const DecodeArgs& args, Stream& stream, Queries& kept) const {
+    if constexpr (kAsksQueries) queries.ask(args, kept);
+    load_keys(stream.k, keys, 0, args.head_dim, args.k.strides[3], true);
+    load_values(stream.v, values, 0, args.value_dim, args.v.strides[3], true);
+  }
+};
+
+// False: by lengths that were others when the kernel ahead had ended.
+inline bool attend(const Block& block, Ahead& ahead, Softmax& softmax, Outputs& o) {
+  const DecodeArgs& args = block.args;
   KeyRows keys(block);
   Queries kept;
   Stream stream;
-  if constexpr (kAsksQueries) ask_queries(block, kept);  // before the keys, which keep memory busy for long
-  begin_stream(block, keys, stream);
+  Start start(block, keys, stream, ahead.waits);
+  const bool early = ahead.waits;
+  i32 found = 0;
+  if (early) {
+    if (stream.tile < block.facts.end_tile) fetch_rows(args, stream.rows);
+    found = ahead.look_again(args);
+    if (args.table != nullptr) start.look(block, keys, stream, false);
+  }
+  start.load(args, stream, kept);
+  if (early && !ahead.holds(args, found)) return false;
   if constexpr (!kAsksQueries) bring_queries(block, kept);
   const RuledRows ruled(block);
-  const DropoutRule dropout = kDropout ? dropout_rule(block.args) : DropoutRule{};
+  const DropoutRule dropout = kDropout ? dropout_rule(args) : DropoutRule{};
   const i32 end = block.facts.end_tile;
+  stream.has_next = stream.tile + kWarps < end;
+  stream.next_rows = keys.row(min_of(stream.tile + kWarps, end - 1));
 #pragma unroll 1
   for (; stream.tile < end; stream.tile += kWarps) {
     step(block, kept, ruled, dropout, stream.tile, stream, softmax, o);
@@ -141,17 +160,20 @@ inline void attend(const Block& block, Softmax& softmax, Outputs& o) {
   if (__any_sync(~0u, keys.is_broken()))
 #pragma unroll
     for (int r = 0; r < kRows; ++r) softmax.sum[r] = as_float(0x7fffffffu);
+  return true;
 }
 
-inline void work_on(const Block& block) {
+// False: nothing was done, as attend says.
+inline bool work_on(const Block& block, Ahead& ahead) {
   Softmax softmax;
   Outputs o = {};
-  if (block.facts.first_tile < block.facts.end_tile) attend(block, softmax, o);
+  if (block.facts.first_tile < block.facts.end_tile && !attend(block, ahead, softmax, o)) return false;
   let_next_begin();
   keep_part(block, softmax, o);
   __syncthreads();
   store_block(block);
   if (block.facts.slots.count > 1 && is_last(block)) join_blocks(block);
+  return true;
 }
 
 }  // namespace narrows
@@ -159,7 +181,6 @@ inline void work_on(const Block& block) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocksOfMultiprocessor)
     decode_sm80(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  wait_for_previous();
   char* const memory = dynamic_shared();
   __shared__ Facts line_facts;
   __shared__ LineState state;
@@ -168,27 +189,34 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, narrows::kBlocks
   auto* const own = reinterpret_cast<LineSequence*>(outputs + kWarps * kBlockQueries * kOutputStride);
   Line line(args, state, own);
   PlainWork& work = plain_work(own);
-  bool plain = args.plain_filled >= 0, alike = false;
-  if (plain) {
-    const PlainPiece piece(args);
-    gather_place(args, work, piece.row);  // while its length is on its way
-    const PlainLengths lengths = plain_lengths(args, piece.filled);
-    plain = lengths.fit;
-    alike = args.cuts_alike && are_alike(args.batch, lengths.tiles, lengths.longest);
-    if (plain && !(alike ? begin_piece(args, piece, work) : begin_stretch(args, lengths, work))) return;
-  }
-  if (!plain) line.begin();
-  const Block block{args, plain ? work.facts : line_facts, memory, outputs, sums};
+  // Where kernels overlap, all up to the first loads comes before the wait for the one ahead.
+  const bool is_plain = args.plain_filled >= 0;
+  Ahead ahead{kOverlaps && is_plain && args.batch <= kWarp, 0};
+  if (!ahead.waits) wait_for_previous();
+  Way way = Way::unknown;
   for (;;) {
-    if (!plain) {
+    if (way == Way::unknown) {
+      way = is_plain ? begin_plain(args, work, ahead) : Way::line;
+      if (ahead.waits && !has_tiles(way, work) && !ahead.holds(args, ahead.look_again(args))) {
+        way = Way::unknown;
+        continue;
+      }
+      if (way == Way::nothing) return;
+      if (way == Way::line) line.begin();
+    }
+    const Block block{args, way == Way::line ? line_facts : work.facts, memory, outputs, sums};
+    if (way == Way::line) {
       line.next(line_facts, [&](bool other_rows) {
         if (other_rows) gather_rows(args, line_facts);
         if (threadIdx.x == 0) gather_tiles(args, line_facts);
       });
       if (line_facts.kv_head < 0) return;
     }
-    if (block.facts.begin < block.facts.end) work_on(block);
-    if (plain && (alike || !next_stretch(args, work))) return;
+    if (block.facts.begin < block.facts.end && !work_on(block, ahead)) {
+      way = Way::unknown;
+      continue;
+    }
+    if (way == Way::piece || (way == Way::stretch && !next_stretch(args, work))) return;
     __syncthreads();
   }
 }

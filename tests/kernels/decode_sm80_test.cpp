@@ -3,6 +3,7 @@
 // blocks run one after the other.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <random>
 #include <utility>
@@ -63,6 +64,7 @@ struct CachedCall {
   std::vector<u64> tickets;
   i32 status[4] = {};
   DecodeArgs args;
+  std::function<void()> write_before;
 
   CachedCall(std::vector<i32> filled_, i32 queries_, i32 fresh_, bool varlen = false)
       : filled(std::move(filled_)), queries(queries_), fresh(fresh_) {
@@ -142,8 +144,16 @@ struct CachedCall {
     if (fresh) launch([&] { append_sm80(args); }, 2 * args.batch);
     launch([&] { decode_sm80(args); }, launched);
   }
-  template <class Kernel> static void launch(const Kernel& kernel, i32 blocks) {
+  /// A plain call whose thread blocks begin while another kernel runs. write(ended): what that one leaves, before and at its end.
+  template <class Write> void run_after(i32 blocks, const Write& write) {
+    write_before = [write] { write(false); };
+    ::narrows::test::previous_kernel = [write] { write(true); };
+    run(blocks, true);
+    ::narrows::test::previous_kernel = nullptr;
+  }
+  template <class Kernel> void launch(const Kernel& kernel, i32 blocks) const {
     for (i32 index = 0; index < blocks; ++index) {
+      if (write_before) write_before();
       ::narrows::test::Block block(kWarps, kMemory);
       std::fill(block.memory.begin(), block.memory.end(), static_cast<unsigned char>(0xff));
       block.run(kernel, static_cast<unsigned>(index), static_cast<unsigned>(blocks));
@@ -243,6 +253,32 @@ TEST(KernelDecodeSm80, lengths_alike_and_far_apart) {
     plain.run(12, true);
     ASSERT_NO_FATAL_FAILURE(expect_all(plain));
   }
+}
+
+/// What a thread block has found out before it waits for the kernel ahead counts only if that one leaves it as it was: lengths that
+/// other sequences swap, that grow, that were none, and a page that comes late.
+TEST(KernelDecodeSm80, lengths_and_pages_that_the_kernel_ahead_writes) {
+  using Lengths = std::vector<i32>;
+  const Lengths alike{70, 65}, apart{0, 120}, none{-5, 1 << 30};
+  for (const auto& [before, after] : {std::pair{alike, alike},
+                                      {{65, 70}, alike},
+                                      {{70, 1}, alike},
+                                      {none, alike},
+                                      {alike, apart},
+                                      {apart, apart},
+                                      {{120, 0}, apart},
+                                      {Lengths{64}, Lengths{65}}})
+    for (const i32 fresh : {0, 2}) {
+      SCOPED_TRACE(testing::Message() << before[0] << " to " << after[0] << ", " << fresh << " new");
+      CachedCall call(after, 3, fresh);
+      call.args.visibility = make_mask(-1, 0, true, 0);
+      const i32 page = call.table[0];
+      call.run_after(12, [&](bool ended) {
+        call.filled = ended ? after : before;
+        call.table[0] = ended ? page : -7;
+      });
+      ASSERT_NO_FATAL_FAILURE(expect_all(call));
+    }
 }
 
 TEST(KernelDecodeSm80, more_sequences_than_threads) {

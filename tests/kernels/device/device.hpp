@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -214,6 +215,9 @@ inline int atomicCAS(int* at, int expected, int wanted) {
 }
 
 namespace narrows::test {
+
+/// What a kernel ahead does at the end, which a thread block waits for.
+inline std::function<void()> previous_kernel;
 
 /// A thread block of several warps.
 class Block {

@@ -101,7 +101,6 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
 inline void add_global4(float* at, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) at[i] += x[i];
 }
-inline u32 load_relaxed(const u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 inline void store_release(u32* at, u32 x) { __atomic_store_n(at, x, __ATOMIC_RELEASE); }
 
 // ---- warpgroup
