@@ -177,12 +177,19 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
   } else {
     shrink_registers<kBringRegisters>();
     bring(block, tiles, ring, shares, warp - kComputeWarps);
+    if (block.facts.slots.count > 1 && threadIdx.x == kComputeThreads) tiles.beside.last = comes_last(block);
     grow_registers<kRegisters>();
   }
   let_next_begin();
   __syncthreads();
-  store_rows(block, tiles.beside.broken);
-  if (block.facts.slots.count > 1) join(block, tiles.beside.last);
+  if (tiles.beside.broken) {
+    break_rows(block);
+    __syncthreads();
+  }
+  if (block.facts.slots.count == 1)
+    store_rows(block);
+  else
+    join(block, tiles.beside.last);
 }
 
 }  // namespace narrows
@@ -190,7 +197,6 @@ inline void work_on(const Block& block, const Tiles& tiles, Ring& ring) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     decode_sm90(const __grid_constant__ narrows::DecodeArgs args) {
   using namespace narrows;
-  wait_for_previous();
   extern __shared__ __align__(kTileAlignment) char memory[];
   Beside& beside = *reinterpret_cast<Beside*>(memory + kBesideAt);
   Facts& facts = beside.facts;
@@ -200,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     if (tiles.base % kTileAlignment != 0) __trap();
     tiles.init_barriers();
   }
+  wait_for_previous();
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
   Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));

@@ -118,6 +118,11 @@ struct SharedWord {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
     return x;
   }
+  u64 read_acquired() const {
+    u64 x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+  }
   void write(u64 x) const { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory"); }
 };
 

@@ -19,6 +19,7 @@ struct HostWord {
     return expected;
   }
   u64 read() const { return at->load(); }
+  u64 read_acquired() const { return at->load(); }
   void write(u64 x) const { at->store(x); }
 };
 
@@ -54,6 +55,40 @@ TEST(Ticket, of_threads_at_once_exactly_one_is_last) {
     }
     for (int round = 0; round < kRounds; ++round) {
       ASSERT_EQ(last[static_cast<std::size_t>(round)], 1) << content;
+      ASSERT_EQ(words[static_cast<std::size_t>(round)], kTicketMark) << content;
+    }
+  }
+}
+
+/// The one that comes last finds what all others have stored, and leaves the ticket for the next launch.
+TEST(Ticket, of_threads_at_once_the_last_to_come_waits_for_the_others_parts) {
+  constexpr int kThreads = 4, kRounds = 3000;
+  for (const u64 content : kContents) {
+    std::vector<std::atomic<u64>> words(kRounds);
+    std::vector<std::atomic<int>> last(kRounds);
+    std::vector<int> parts(kThreads * kRounds);  // plain memory, which the ticket alone makes seen
+    for (std::atomic<u64>& word : words) word = content;
+    {
+      std::vector<std::jthread> threads;
+      for (int thread = 0; thread < kThreads; ++thread)
+        threads.emplace_back([&, thread] {
+          for (int round = 0; round < kRounds; ++round) {
+            const auto index = static_cast<std::size_t>(round);
+            const HostWord word{&words[index]};
+            int* const own = &parts[index * kThreads];
+            const bool comes_last = is_near_last(word, kThreads);
+            own[thread] = 1;
+            if (!comes_last) {
+              word.add(kStoredPart);
+              continue;
+            }
+            wait_for_stored(word, kThreads);
+            for (int other = 0; other < kThreads; ++other) last[index] += own[other];
+          }
+        });
+    }
+    for (int round = 0; round < kRounds; ++round) {
+      ASSERT_EQ(last[static_cast<std::size_t>(round)], kThreads) << content;
       ASSERT_EQ(words[static_cast<std::size_t>(round)], kTicketMark) << content;
     }
   }

@@ -118,6 +118,7 @@ struct SharedWord {
     return expected;
   }
   u64 read() const { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }
+  u64 read_acquired() const { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }
   void write(u64 x) const { __atomic_store_n(at, x, __ATOMIC_SEQ_CST); }
 };
 
