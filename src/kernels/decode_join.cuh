@@ -55,21 +55,33 @@ inline JoinedColumns join_warps(const Block& block, int r, int column) {
   return joined;
 }
 
-// What the block has of the row: the results or, of a row that others have parts of, a part in scratch.
+// What the block has of the row: the results or, of a row that others have parts of, a part in scratch. Of 16 packed rows a thread has
+// two places, for which it waits together.
 inline void store_block(const Block& block) {
   const Facts& facts = block.facts;
   const bool whole = facts.slots.count == 1;
   const i64 slot = facts.slots.slot(facts.part);
+  const int places = facts.packed_rows * kColumnGroups;
 #pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < facts.packed_rows * kColumnGroups; index += kThreads) {
-    const int r = index / kColumnGroups, column = index % kColumnGroups * 4;
-    const JoinedColumns joined = join_warps(block, r, column);
-    if (whole) {
-      store_result(block, result_of_row(block, r, joined.sum, column == 0), column, joined.x);
-    } else {
-      const i64 row = slot * kBlockQueries + r;
-      store_global4(block.args.outputs + row * kColumns + column, joined.x);
-      if (column == 0) *reinterpret_cast<float2*>(block.args.sums + row) = float2{joined.sum.maximum, joined.sum.sum};
+  for (int first = static_cast<int>(threadIdx.x); first < places; first += kRows * kThreads) {
+    JoinedColumns joined[kRows];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int index = n == 0 ? first : min_of(first + n * kThreads, places - 1);
+      joined[n] = join_warps(block, index / kColumnGroups, index % kColumnGroups * 4);
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int index = first + n * kThreads, r = index / kColumnGroups, column = index % kColumnGroups * 4;
+      if (n != 0 && index >= places) break;
+      if (whole) {
+        store_result(block, result_of_row(block, r, joined[n].sum, column == 0), column, joined[n].x);
+      } else {
+        const i64 row = slot * kBlockQueries + r;
+        store_global4(block.args.outputs + row * kColumns + column, joined[n].x);
+        const float2 sum{joined[n].sum.maximum, joined[n].sum.sum};
+        if (column == 0) *reinterpret_cast<float2*>(block.args.sums + row) = sum;
+      }
     }
   }
 }
@@ -80,6 +92,7 @@ constexpr int kJoinLanes = kRows == 1 && kWarps > 4 && kColumnGroups <= kWarp ? 
 constexpr int kJoinStep = kWarp / kJoinLanes;
 constexpr int kJoinParts = 16 / kJoinStep;  // that a lane has on their way
 constexpr int kRowJoins = ceil_div(kColumnGroups, kJoinLanes);
+constexpr int kJoinRows = kBlocksOfMultiprocessor * kThreads > 256 ? 1 : kRows;  // at once, as far as registers go
 
 // Parts of packed row r in scratch.
 class RowParts {
@@ -129,32 +142,53 @@ inline void add_other_half(float4& x) {
   x.w += lane_xor(x.w, kJoinLanes);
 }
 
-// By a warp: four columns of packed row r in each lane.
-inline void join_row(const Block& block, int r, i32 column) {
+// By a warp: four columns of packed rows r .. r + kJoinRows - 1 in each lane, of all of which parts are asked for before any is waited
+// for. Of a row that does not exist those of the last one.
+inline void join_rows(const Block& block, int r, i32 column) {
   const i32 lane = static_cast<i32>(threadIdx.x % kWarp), own_part = lane / kJoinLanes;
-  const RowParts parts(block, r);
-  RowSum own = parts.sum(lane), sum{kHidden, 0.f};
-  float factor = 0.f;
-  float4 x = {0, 0, 0, 0};
-#pragma unroll 1
-  for (i32 first = 0; first < parts.count(); first += kJoinParts * kJoinStep) {
-    float4 part[kJoinParts];
-    part[0] = parts.columns<true>(first + own_part, column);
+  const i32 last = block.facts.packed_rows - 1, count = block.facts.slots.count;
+  const auto row = [&](int n) { return n == 0 ? r : min_of(r + n, last); };
+  RowSum own[kJoinRows], sum[kJoinRows];
+  float factor[kJoinRows];
+  float4 x[kJoinRows];
 #pragma unroll
-    for (int u = 1; u < kJoinParts; ++u) part[u] = parts.columns<false>(first + u * kJoinStep + own_part, column);
-    if (first == 0) sum.maximum = parts.maximum(own);
-    if (first % kWarp == 0) {
-      if (first != 0) own = parts.sum(first + lane);
-      factor = Rescale(block.args.units, sum.maximum).factor(own.maximum);
-      sum.sum += warp_sum(factor * own.sum);
+  for (int n = 0; n < kJoinRows; ++n) {
+    own[n] = RowParts(block, row(n)).sum(lane);
+    sum[n] = {kHidden, 0.f};
+    factor[n] = 0.f;
+    x[n] = {0, 0, 0, 0};
+  }
+#pragma unroll 1
+  for (i32 first = 0; first < count; first += kJoinParts * kJoinStep) {
+    float4 part[kJoinRows][kJoinParts];
+#pragma unroll
+    for (int n = 0; n < kJoinRows; ++n) {
+      const RowParts parts(block, row(n));
+      part[n][0] = parts.columns<true>(first + own_part, column);
+#pragma unroll
+      for (int u = 1; u < kJoinParts; ++u) part[n][u] = parts.columns<false>(first + u * kJoinStep + own_part, column);
     }
 #pragma unroll
-    for (int u = 0; u < kJoinParts; ++u)
-      add(x, __shfl_sync(~0u, factor, first % kWarp + u * kJoinStep + own_part), part[u]);
+    for (int n = 0; n < kJoinRows; ++n) {
+      const RowParts parts(block, row(n));
+      if (first == 0) sum[n].maximum = parts.maximum(own[n]);
+      if (first % kWarp == 0) {
+        if (first != 0) own[n] = parts.sum(first + lane);
+        factor[n] = Rescale(block.args.units, sum[n].maximum).factor(own[n].maximum);
+        sum[n].sum += warp_sum(factor[n] * own[n].sum);
+      }
+#pragma unroll
+      for (int u = 0; u < kJoinParts; ++u)
+        add(x[n], __shfl_sync(~0u, factor[n], first % kWarp + u * kJoinStep + own_part), part[n][u]);
+    }
   }
-  if constexpr (kJoinStep == 2) add_other_half(x);
-  const ResultRow row = result_of_row(block, r, sum, column == 0 && own_part == 0);
-  if (own_part == 0) store_result(block, row, column, x);
+#pragma unroll
+  for (int n = 0; n < kJoinRows; ++n) {
+    if constexpr (kJoinStep == 2) add_other_half(x[n]);
+    if (n != 0 && r + n > last) break;
+    const ResultRow result = result_of_row(block, row(n), sum[n], column == 0 && own_part == 0);
+    if (own_part == 0) store_result(block, result, column, x[n]);
+  }
 }
 
 // Whether all blocks that have a part of the row have stored it, this one among them.
@@ -171,8 +205,8 @@ inline bool is_last(const Block& block) {
 inline void join_blocks(const Block& block) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarp, lane = static_cast<i32>(threadIdx.x) % kJoinLanes;
 #pragma unroll 1
-  for (i32 index = warp; index < block.facts.packed_rows * kRowJoins; index += kWarps)
-    join_row(block, index / kRowJoins, 4 * (index % kRowJoins * kJoinLanes + lane));
+  for (i32 index = warp; index < ceil_div(block.facts.packed_rows, kJoinRows) * kRowJoins; index += kWarps)
+    join_rows(block, index / kRowJoins * kJoinRows, 4 * (index % kRowJoins * kJoinLanes + lane));
 }
 
 }  // namespace narrows
