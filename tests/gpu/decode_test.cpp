@@ -223,6 +223,84 @@ TEST_F(GpuCache, C16_L04_replays_read_other_lengths) {
   for (const DType dtype : {DType::bf16, DType::fp32}) expect_replays(dtype);
 }
 
+/// Calls one behind the other on one cache and one scratch: each asks with what the one before has found, and appends it.
+class Chain {
+ public:
+  explicit Chain(DeviceCall& call) : call_(call), lengths_(kSteps * 2 * 4) {
+    for (int step = 0; step < kSteps; ++step) {
+      const std::array<std::int32_t, 2> filled{250 + step, 200 + step};
+      lengths_.upload(filled.data(), 8, 8 * step);
+      results_.emplace_back(kBytes);
+    }
+    workspace_.emplace(workspace_size(call.in, options(0, call.in.q, nullptr)));
+  }
+
+  void run(const TestStream& stream, bool waits) {
+    Tensor before = call_.in.q;
+    for (int step = 0; step < kSteps; ++step) {
+      const Tensor result{
+          results_[static_cast<std::size_t>(step)].data(), DType::bf16, {2, 1, 4, 64}, {}, before.device};
+      forward({before, call_.in.k, call_.in.v}, {result, {}}, options(step, before, stream.handle()));
+      if (waits) stream.wait();
+      before = result;
+    }
+  }
+  std::vector<std::uint16_t> bits() const {
+    std::vector<std::uint16_t> all;
+    for (const DeviceBlock& result : results_) {
+      std::array<std::uint16_t, kBytes / 2> own{};
+      result.download(own.data(), kBytes);
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    return all;
+  }
+
+ private:
+  static constexpr int kSteps = 24;
+  static constexpr std::int64_t kBytes = 2 * 4 * 64 * 2;  // of a result
+
+  /// New keys and values are the first heads of what is asked with.
+  Options options(int step, const Tensor& before, void* stream) {
+    Options options = call_.options;
+    options.stream = stream;
+    options.status = {};
+    options.cache_seqlens = {lengths_.data() + 8 * step, DType::int32, {2}, {}, before.device};
+    options.k_new = options.v_new = {before.data, DType::bf16, {2, 1, 2, 64}, Dims{256, 256, 64, 1}, before.device};
+    if (workspace_) options.workspace = {workspace_->data(), DType::uint8, {workspace_->bytes()}, {}, before.device};
+    return options;
+  }
+
+  DeviceCall& call_;
+  DeviceBlock lengths_;
+  std::vector<DeviceBlock> results_;
+  std::optional<DeviceBlock> workspace_;
+};
+
+TEST_F(GpuCache, calls_that_overlap_are_as_calls_with_a_wait_between) {
+  Paged call({250, 200}, 1);
+  call.a.q.fill_gaussian(3);
+  const TestStream stream;
+  std::vector<std::uint16_t> alone;
+  for (const bool replays : {true, false}) {
+    DeviceCall gpu(call.a.in(), call.a.out(), call.a.options);  // a cache without what will be appended
+    Chain chain(gpu);
+    if (alone.empty()) {
+      DeviceCall apart(call.a.in(), call.a.out(), call.a.options);
+      Chain waiting(apart);
+      waiting.run(stream, true);
+      alone = waiting.bits();
+    }
+    if (replays) {
+      const Graph graph(stream, [&] { chain.run(stream, false); });
+      for (int replay = 0; replay < 10; ++replay) graph.replay(stream);
+    } else {
+      chain.run(stream, false);
+    }
+    stream.wait();
+    EXPECT_EQ(chain.bits(), alone) << (replays ? "a graph" : "a stream");
+  }
+}
+
 TEST_F(GpuCache, K06_batch_invariant_bits_do_not_depend_on_splits_batch_or_pages) {
   for (const DType dtype : {DType::bf16, DType::fp32}) {
     Paged whole({300, 300, 300}, 9, dtype);
