@@ -317,10 +317,12 @@ NARROWS_API narrows_status narrows_prepare_backward(const narrows_inputs* in, co
 NARROWS_API narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const narrows_outputs* out,
                                          const narrows_tensor* sinks, void* stream);
 
-/* Gradients of each part's o and lse, and of the sinks. dout, dlse (NULL = none): gradients of narrows_merge's results. */
+/* Gradients of each part's o and lse, and of the sinks. dout, dlse (NULL = none): gradients of narrows_merge's results. The rest
+ * is as narrows_merge's; on a GPU 12 bytes of each row are allocated on the stream meanwhile. */
 NARROWS_API narrows_status narrows_merge_backward(const narrows_outputs* parts, size_t count,
                                                   const narrows_tensor* dout, const narrows_tensor* dlse,
-                                                  const narrows_merge_gradients* out, const narrows_tensor* sinks);
+                                                  const narrows_merge_gradients* out, const narrows_tensor* sinks,
+                                                  void* stream);
 
 /* *bytes = the scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths
  * and options matter: data may be NULL but for a CPU's int32 tensors. */

@@ -257,9 +257,10 @@ struct MergeGradients {
   std::span<const Outputs> parts{};  // as many as merge had; either tensor may be left out
   Tensor dsinks{};
 };
-/// dout, dlse (optional): gradients of merge's results.
+/// dout, dlse (optional): gradients of merge's results. The rest is as merge's; on a GPU 12 bytes of each row are allocated on the
+/// stream meanwhile.
 NARROWS_API void merge_backward(std::span<const Outputs> parts, const Tensor& dout, const Tensor& dlse,
-                                const MergeGradients& out, const Tensor& sinks = {});
+                                const MergeGradients& out, const Tensor& sinks = {}, void* stream = nullptr);
 
 /// Bytes of scratch that the call needs. Given that many in options.workspace it allocates nothing. Only shapes, lengths and
 /// options matter: data may be null but for a CPU's int32 tensors.

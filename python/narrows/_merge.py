@@ -52,7 +52,7 @@ def merge(
 
 
 def merge_backward(
-    parts: Sequence[Tuple[Any, Any]], dout: Any, dlse: Any = None, sinks: Any = None
+    parts: Sequence[Tuple[Any, Any]], dout: Any, dlse: Any = None, sinks: Any = None, *, stream: Any = None
 ) -> Tuple[List[Tuple[Any, Any]], Any]:
     """The gradients of ``o, lse = merge(parts, sinks)``, given those of its results.
 
@@ -60,6 +60,7 @@ def merge_backward(
     or None. do and dlse are what attention_backward takes as dout and dlse of that part.
 
     dout: gradient of O; may be expanded. dlse: gradient of LSE, if the loss depends on it too.
+    stream: as merge's.
 
     >>> import numpy as np, narrows
     >>> part = np.ones((1, 1, 1, 2), np.float32), np.zeros((1, 1, 1), np.float32)
@@ -67,26 +68,31 @@ def merge_backward(
     >>> gradients[0][0].ravel().tolist()  # each part weighs a half
     [0.5, 0.5]
     """
-    operands = _pairs(parts)
-    saved = [_arrays.operand("dout", dout)]
+    given = [array for part in parts for array in part] if _are_pairs(parts) else []
+    gpu = _gpu.of(stream, given[0], [*given[1:], dout, dlse, sinks]) if given else None
+    operands = _pairs(parts, gpu)
+    saved = [_arrays.operand("dout", dout, gpu=gpu)]
     if dlse is not None:
-        saved.append(_arrays.operand("dlse", dlse))
+        saved.append(_arrays.operand("dlse", dlse, gpu=gpu))
     results: List[_core.Operand] = []
     finish = []
     for index, part in enumerate(parts):
         for name, operand, like in zip(("do", "dlse"), operands[2 * index :], part):
             _arrays.require_float(operand)
-            finish.append(_calls.result(results, f"{name}[{index}]", None, operand.shape, operand.dtype, like))
+            finish.append(_calls.result(results, f"{name}[{index}]", None, operand.shape, operand.dtype, like, gpu))
     sink: Optional[_core.Operand] = None
     dsinks: List[_core.Operand] = []
     finish_dsinks: Callable[[], Any] = lambda: None
     if sinks is not None:
-        sink = _options.tensor("sinks", sinks)
+        sink = _options.tensor("sinks", sinks, gpu)
         _arrays.require_float(sink)
         like = parts[0][0] if isinstance(sinks, (list, tuple)) else sinks
-        finish_dsinks = _calls.result(dsinks, "dsinks", None, sink.shape, sink.dtype, like)
+        finish_dsinks = _calls.result(dsinks, "dsinks", None, sink.shape, sink.dtype, like, gpu)
     _fold([*operands, *saved, *results], operands[0].shape[:-3])
-    _core.merge_backward(operands, saved[0], (*saved, None)[1], results, sink, (*dsinks, None)[0])
+    handle = gpu.stream if gpu else _gpu.handle(stream)
+    _core.merge_backward(operands, saved[0], (*saved, None)[1], results, sink, (*dsinks, None)[0], handle)
+    if gpu:
+        gpu.finish()
     arrays = [array() for array in finish]
     return list(zip(arrays[::2], arrays[1::2])), finish_dsinks()
 

@@ -21,12 +21,12 @@ void merge(const Parts& parts, const Parts& out, const Operand* sinks, std::uint
 }
 
 void merge_backward(const Parts& parts, const Operand& dout, const Operand* dlse, const Parts& gradients,
-                    const Operand* sinks, const Operand* dsinks) {
+                    const Operand* sinks, const Operand* dsinks, std::uintptr_t stream) {
   const std::vector<Outputs> pairs = outputs(parts);
   const std::vector<Outputs> written = outputs(gradients);
   const nb::gil_scoped_release release;
   narrows::merge_backward(pairs, dout.tensor(), tensor_or_none(dlse), {written, tensor_or_none(dsinks)},
-                          tensor_or_none(sinks));
+                          tensor_or_none(sinks), reinterpret_cast<void*>(stream));
 }
 
 }  // namespace narrows::python

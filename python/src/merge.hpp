@@ -15,6 +15,6 @@ void merge(const Parts& parts, const Parts& out, const Operand* sinks, std::uint
 
 /// narrows::merge_backward without the GIL. `gradients`: as many pairs as `parts`. `dlse`, `sinks`, `dsinks` may be null.
 void merge_backward(const Parts& parts, const Operand& dout, const Operand* dlse, const Parts& gradients,
-                    const Operand* sinks, const Operand* dsinks);
+                    const Operand* sinks, const Operand* dsinks, std::uintptr_t stream);
 
 }  // namespace narrows::python

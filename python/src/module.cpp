@@ -242,7 +242,7 @@ NB_MODULE(_core, module) {
   bind_info(module);
   module.def("merge", &merge, nb::arg("parts"), nb::arg("out"), nb::arg("sinks").none(), nb::arg("stream"));
   module.def("merge_backward", &merge_backward, nb::arg("parts"), nb::arg("dout"), nb::arg("dlse").none(),
-             nb::arg("gradients"), nb::arg("sinks").none(), nb::arg("dsinks").none());
+             nb::arg("gradients"), nb::arg("sinks").none(), nb::arg("dsinks").none(), nb::arg("stream"));
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("device") = nb::none());
   module.def("synchronise", &synchronise, nb::arg("device"), nb::arg("stream"),
              nb::call_guard<nb::gil_scoped_release>());

@@ -127,11 +127,12 @@ narrows_status narrows_merge(const narrows_outputs* parts, size_t count, const n
 
 narrows_status narrows_merge_backward(const narrows_outputs* parts, size_t count, const narrows_tensor* dout,
                                       const narrows_tensor* dlse, const narrows_merge_gradients* out,
-                                      const narrows_tensor* sinks) {
+                                      const narrows_tensor* sinks, void* stream) {
   return guard([&] {
     const OwnedMergeGradients owned = merge_gradients_from(out, count);
     narrows::merge_backward(parts_from("parts", parts, count), optional_tensor_from("dout", dout),
-                            optional_tensor_from("dlse", dlse), owned.gradients, optional_tensor_from("sinks", sinks));
+                            optional_tensor_from("dlse", dlse), owned.gradients, optional_tensor_from("sinks", sinks),
+                            stream);
   });
 }
 

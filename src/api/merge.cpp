@@ -12,9 +12,8 @@
 namespace narrows {
 namespace {
 
-void require_cpu(const MergeCall& call) {
-  if (call.device.kind != DeviceKind::cpu)
-    throw Error(ErrorCode::not_implemented, text("no family merges this: cpu: the tensors are on ", call.device));
+void refuse_stream(const void* stream) {
+  if (stream) refuse_value("stream", "given", "a call on the CPU has none", "null");
 }
 
 /// body(); its rows in work are std's memory, whose failure is told as every other.
@@ -32,16 +31,17 @@ void merge(std::span<const Outputs> parts, const Outputs& out, const Tensor& sin
   translated([&] {
     const MergeCall call = make_merge(parts, out, sinks);
     if (call.device.kind == DeviceKind::cuda) return cuda::run_merge(call, stream);
-    if (stream) refuse_value("stream", "given", "a call on the CPU has none", "null");
+    refuse_stream(stream);
     cpu::run_merge(call, cpu::machine().threads);
   });
 }
 
 void merge_backward(std::span<const Outputs> parts, const Tensor& dout, const Tensor& dlse, const MergeGradients& out,
-                    const Tensor& sinks) {
+                    const Tensor& sinks, void* stream) {
   translated([&] {
     const MergeCall call = make_merge_backward(parts, dout, dlse, out, sinks);
-    require_cpu(call);
+    if (call.device.kind == DeviceKind::cuda) return cuda::run_merge_backward(call, stream);
+    refuse_stream(stream);
     cpu::run_merge_backward(call, cpu::machine().threads);
   });
 }

@@ -243,7 +243,7 @@ static void test_merge(void) {
 static void test_merge_backward(void) {
   merge_call call;
   fill_merge(&call);
-  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, &call.gradient_out, NULL) == narrows_ok);
+  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, &call.gradient_out, NULL, NULL) == narrows_ok);
   EXPECT_NEAR(call.do_[0], 0.75);
   EXPECT_NEAR(call.do_[1], 0.25);
   EXPECT_NEAR(call.dlse_[0], 0.75 * (4 - 3));
@@ -251,8 +251,8 @@ static void test_merge_backward(void) {
   fill_merge(&call);
   call.gradient_out.dsinks = narrows_view(&call.dsink, narrows_fp32, 1, kRow);
   memset(&call.gradients[1].o, 0, sizeof call.gradients[1].o);
-  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, &call.dlse_view, &call.gradient_out, &call.sinks) ==
-         narrows_ok); /* weights 3/8, 1/8 and 1/2, merged 3/2 */
+  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, &call.dlse_view, &call.gradient_out, &call.sinks,
+                                NULL) == narrows_ok); /* weights 3/8, 1/8 and 1/2, merged 3/2 */
   EXPECT_NEAR(call.do_[0], 3.0 / 8);
   EXPECT(isnan(call.do_[1]));
   EXPECT_NEAR(call.dlse_[0], 3.0 / 8 * (4 - 1.5 + 2));
@@ -260,8 +260,8 @@ static void test_merge_backward(void) {
   EXPECT_NEAR(call.dsink, 0.5 * (-1.5 + 2));
   call.dsink = NAN;
   call.gradient_out.parts = NULL;
-  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, &call.dlse_view, &call.gradient_out, &call.sinks) ==
-         narrows_ok);
+  EXPECT(narrows_merge_backward(call.parts, 2, &call.dout_view, &call.dlse_view, &call.gradient_out, &call.sinks,
+                                NULL) == narrows_ok);
   EXPECT_NEAR(call.dsink, 0.25);
 }
 
@@ -289,12 +289,12 @@ static void test_merge_refusals(void) {
   EXPECT_REFUSED(narrows_merge(call.parts, 2, &call.out, &call.sinks, NULL), narrows_invalid_type,
                  "sinks.dtype: 0: must be a narrows_dtype, narrows_fp16 (1) to narrows_boolean (8)");
   EXPECT(isnan(call.merged) && isnan(call.merged_lse));
-  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, NULL, NULL), narrows_invalid_value,
+  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, NULL, NULL, NULL), narrows_invalid_value,
                  "out: NULL: this argument is required");
-  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, NULL, NULL, &call.gradient_out, NULL), narrows_invalid_value,
-                 "dout: not given: this argument is required");
+  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, NULL, NULL, &call.gradient_out, NULL, NULL),
+                 narrows_invalid_value, "dout: not given: this argument is required");
   call.gradient_out.struct_size = 16;
-  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, &call.gradient_out, NULL),
+  EXPECT_REFUSED(narrows_merge_backward(call.parts, 2, &call.dout_view, NULL, &call.gradient_out, NULL, NULL),
                  narrows_invalid_value,
                  "out.struct_size: 16: must be the sizeof of the struct in the caller's header; nearest legal: 128");
   EXPECT(isnan(call.do_[0]) && isnan(call.dlse_[1]));

@@ -265,9 +265,15 @@ TEST(Merge, refusals_of_devices_and_streams) {
   EXPECT_EQ(refusal([&] { merge(std::vector<Outputs>(33, gpu), gpu); }),
             "parts: 33 parts: must be at most 32 on a GPU; nearest legal: 32");
   EXPECT_EQ(refusal([&] {
-              merge_backward({&gpu, 1}, gpu.o, {}, {});
+              merge_backward({&host, 1}, o, {}, {}, {}, &stream);
             }),
-            "no family merges this: cpu: the tensors are on cuda:0");
+            "stream: given: a call on the CPU has none; nearest legal: null");
+  EXPECT_EQ(refusal([&] {
+              merge_backward({&wide, 1}, wide.o, {}, {});
+            }),
+            "dout: fp64: fp64 is for the CPU; nearest legal: fp32");
+  EXPECT_EQ(refusal([&] { merge_backward(std::vector<Outputs>(33, gpu), gpu.o, {}, {}); }),
+            "parts: 33 parts: must be at most 32 on a GPU; nearest legal: 32");
 }
 
 }  // namespace

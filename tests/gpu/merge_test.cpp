@@ -122,6 +122,67 @@ TEST_F(GpuMerge, lse_far_apart_and_nan) {
   EXPECT_FALSE(std::isnan(joined.lse[{0, 0, 2}]) || std::isnan(joined.o[{0, 2, 0, 3}]));
 }
 
+/// Gradients beside the CPU's, of parts one of which is empty; of the first part dO is not wanted, of the last dLSE is not.
+void expect_gradients_as_on_the_cpu(DType dtype, std::size_t count, bool with_sinks) {
+  Joined joined(dtype, {2, 5, 3, 72}, {2, 3, 5}, static_cast<std::int64_t>(count));
+  if (count > 2) {
+    joined.parts_o[1].poison();
+    joined.parts_lse[1].fill(-kInfinite);
+  }
+  joined.o.fill_gaussian(50);  // in the place of dO and dLSE
+  joined.lse.fill_gaussian(51);
+  const Joined gradients(dtype, {2, 5, 3, 72}, {2, 3, 5}, static_cast<std::int64_t>(count));
+  Joined expected = gradients, found = gradients;
+  const auto wanted = [&](std::vector<Outputs> parts) {
+    parts.front().o = {};
+    parts.back().lse = {};
+    return parts;
+  };
+  const Tensor no_sinks;
+  merge_backward(joined.parts(), joined.o, joined.lse,
+                 {wanted(expected.parts()), with_sinks ? expected.sinks.tensor() : no_sinks},
+                 with_sinks ? joined.sinks.tensor() : no_sinks);
+  std::deque<Mirror> inputs, results;
+  const auto on_device = [](std::deque<Mirror>& mirrors, const std::vector<Outputs>& parts) {
+    std::vector<Outputs> all;
+    for (const Outputs& part : parts)
+      all.push_back({mirrors.emplace_back(part.o).tensor(), mirrors.emplace_back(part.lse).tensor()});
+    return all;
+  };
+  const std::vector<Outputs> parts = on_device(inputs, joined.parts()), targets = on_device(results, found.parts());
+  const Mirror &dout = inputs.emplace_back(joined.o), &dlse = inputs.emplace_back(joined.lse),
+               &sinks = inputs.emplace_back(joined.sinks), &dsinks = results.emplace_back(found.sinks);
+  merge_backward(parts, dout.tensor(), dlse.tensor(), {wanted(targets), with_sinks ? dsinks.tensor() : no_sinks},
+                 with_sinks ? sinks.tensor() : no_sinks);
+  wait_for_device();
+  for (const Mirror& result : results) {
+    result.download();
+    EXPECT_TRUE(result.margins_intact());
+  }
+  for (const Mirror& input : inputs) EXPECT_TRUE(input.untouched());
+  const double tolerance = dtype == DType::bf16 ? 0x1p-7 : dtype == DType::fp16 ? 0x1p-10 : 1e-5;
+  const auto expect_near = [&](const Array& ours, const Array& exact, double error) {
+    ours.for_each([&](const Dims& at) {
+      ASSERT_NEAR(ours[at], exact[at], error * std::max(1.0, std::abs(exact[at]))) << to_text(at);
+    });
+  };
+  for (std::size_t part = 0; part < count; ++part) {
+    SCOPED_TRACE(part);
+    expect_near(found.parts_o[part], expected.parts_o[part], tolerance);
+    expect_near(found.parts_lse[part], expected.parts_lse[part], 1e-4);
+  }
+  expect_near(found.sinks, expected.sinks, 1e-4);
+}
+
+TEST_F(GpuMerge, gradients_are_as_on_the_cpu) {
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::size_t count : {std::size_t{1}, std::size_t{2}, std::size_t{7}, std::size_t{32}})
+      for (const bool with_sinks : {false, true}) {
+        SCOPED_TRACE(std::string(name(dtype)) + " " + std::to_string(count));
+        expect_gradients_as_on_the_cpu(dtype, count, with_sinks);
+      }
+}
+
 /// More rows than thread blocks have warps for at once.
 TEST_F(GpuMerge, many_rows) {
   Joined joined(DType::bf16, {1, 1 << 16, 5, 1}, {1, 5, 1 << 16}, 2);
