@@ -35,6 +35,7 @@ void check_keys(const Json& json) {
                                                "families",
                                                "backward_families",
                                                "dtypes",
+                                               "large",
                                                "b",
                                                "sq",
                                                "sk",
@@ -89,6 +90,7 @@ const std::vector<Entry>& entries() {
     for (std::string line; std::getline(lines, line); ++number) {
       const Json json = Json::parse(line);
       check_keys(json);
+      if (few && json.contains("large")) continue;
       const Json& dtypes = json.at("dtypes");
       for (std::size_t at = 0; at < dtypes.size(); ++at)
         if (!few || number % dtypes.size() == at) read.push_back({json, dtype_named(dtypes[at])});

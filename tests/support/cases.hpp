@@ -25,7 +25,8 @@ struct Case {
   std::string name() const;  // "E01 bf16: causal bottom-right, 2 queries, 5 keys"
 };
 
-/// The number of (case, dtype) pairs in the table, under NARROWS_TEST_SMALL=1 of one dtype of each case, in turn; and one of them. Arrays are made when asked for.
+/// The number of (case, dtype) pairs in the table, under NARROWS_TEST_SMALL=1 of one dtype of each case, in turn, and without
+/// those marked large (two of them took 117 of 849 s of sanitized tests); and one of them. Arrays are made when asked for.
 std::size_t case_count();
 Case make_case(std::size_t index);
 /// "E01 bf16" of one, without its arrays.
