@@ -30,11 +30,13 @@ endforeach()
 # Device text on the host: it knows instructions and pragmas that the host's compiler does not (nor unrolls what they ask for
 # when hardly optimising), and says itself which products and sums are one operation. Alone, because it must meet no header of
 # src/shared before its own namespace does. Sanitized are whole kernels, which compute what they read and write; the other files
-# test what stays in registers, and took 230 s to compile.
+# test what stays in registers, took 230 s to compile, and compute little: not optimised, as the brief tests below.
 file(GLOB narrows_device_text_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/kernels/*_test.cpp")
 set_source_files_properties(${narrows_device_text_tests} PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/kernels/device"
   COMPILE_OPTIONS "-Wno-unknown-pragmas;-Wno-pass-failed;-Wno-psabi;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
+list(FILTER narrows_device_text_tests EXCLUDE REGEX "/[a-z]+_sm[0-9]+_[^/]*$")
+set_property(SOURCE ${narrows_device_text_tests} APPEND PROPERTY COMPILE_OPTIONS -O0)
 
 # Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
 if(CMAKE_CROSSCOMPILING)
