@@ -27,9 +27,9 @@ ProgramKey key_of(MergeKernel kernel, Element element, MergeStep step = {}) {
 /// argument: what gives the dtype its name.
 void require_merge(std::string_view argument, const MergeCall& call) {
   if (call.dtype == DType::fp64) refuse_type(argument, call.dtype, "fp64 is for the CPU", "fp32");
-  if (call.parts.size() > kMostParts)
-    refuse_value("parts", text(call.parts.size(), " parts"), text("must be at most ", kMostParts, " on a GPU"),
-                 to_text(kMostParts));
+  if (call.parts.size() > kMostMerged)
+    refuse_value("parts", text(call.parts.size(), " parts"), text("must be at most ", kMostMerged, " on a GPU"),
+                 to_text(kMostMerged));
 }
 
 MergePart part_of(const PartViews& views) { return {tensor_arg(views.o), tensor_arg(views.lse)}; }

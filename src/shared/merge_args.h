@@ -4,7 +4,7 @@
 
 namespace narrows {
 
-constexpr i32 kMostParts = 32;  // a lane has one
+constexpr i32 kMostMerged = 32;  // a lane has one
 constexpr i32 kMergeWarps = 4;
 
 struct MergePart {
@@ -23,7 +23,7 @@ enum class MergeStep { rows, parts, sinks };
 
 struct MergeBackwardArgs {
   // Of the step `rows` all parts; of `parts` some, and from kGradientsAt on their gradients, null where not wanted.
-  MergePart parts[kMostParts];
+  MergePart parts[kMostMerged];
   TensorArg dout, dlse;         // dlse null: zeros
   TensorArg sinks, dsinks;      // strides[0] is the head's; null: none
   MergedRow* merged = nullptr;  // scratch: of each row
@@ -31,11 +31,11 @@ struct MergeBackwardArgs {
   i32 value_dim = 0;
   i64 batch = 0, rows = 0, heads = 0;
 };
-constexpr i32 kGradientsAt = kMostParts / 2;
+constexpr i32 kGradientsAt = kMostMerged / 2;
 static_assert(sizeof(MergeBackwardArgs) <= 4096, "a kernel's argument has a limit");
 
 struct MergeArgs {
-  MergePart parts[kMostParts];
+  MergePart parts[kMostMerged];
   MergePart out;    // lse null: not wanted
   TensorArg sinks;  // strides[0] is the head's; null: none
   i32 count = 0;    // of the parts
