@@ -95,7 +95,7 @@ tsan:
 	cmake --preset tsan -DNARROWS_BUILD_TOOLS=OFF $(CONFIGURE_FLAGS)
 	cmake --build --preset tsan --target narrows_thread_tests -j $(JOBS)
 	@mkdir -p build/results
-	NARROWS_TEST_SMALL=1 build/tsan/narrows_thread_tests --gtest_brief=1 --gtest_output="xml:build/results/tsan.xml"
+	NARROWS_TEST_SMALL=1 scripts/shards build/results/tsan $(JOBS) $(JOBS) build/tsan/narrows_thread_tests --gtest_brief=1
 
 # Every test of the kernels, and one row in sixteen of the table of cases: emulation is slow.
 EMULATED = qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/narrows_emulated_tests --gtest_brief=1
@@ -104,9 +104,8 @@ neon:
 	cmake --preset aarch64 -DNARROWS_BUILD_TESTS=ON $(CONFIGURE_FLAGS)
 	cmake --build --preset aarch64 --target narrows_emulated_tests -j $(JOBS)
 	@mkdir -p build/results
-	NARROWS_TEST_SMALL=1 $(EMULATED) --gtest_filter=-table/* --gtest_output="xml:build/results/neon.xml"
-	NARROWS_TEST_SMALL=1 GTEST_TOTAL_SHARDS=16 GTEST_SHARD_INDEX=0 $(EMULATED) --gtest_filter=table/* \
-	  --gtest_output="xml:build/results/neon-cases.xml"
+	NARROWS_TEST_SMALL=1 scripts/shards build/results/neon $(JOBS) $(JOBS) $(EMULATED) --gtest_filter=-table/*
+	NARROWS_TEST_SMALL=1 scripts/shards build/results/neon-cases $(JOBS) $$(( 16 * $(JOBS) )) $(EMULATED) --gtest_filter=table/*
 
 mutations:
 	@scripts/install-dependencies test

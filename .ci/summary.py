@@ -2,8 +2,8 @@
 
 A report of CTest names shards of narrows_tests as tests; what each of them ran stands in a report of its own, in the build's
 folder `reports`, and counts in the shard's place. A shard that failed without a failed test in its report (it crashed, say)
-counts as one failure, and so does a failed step whose report shows none (a build that broke, say). Exits with 1 on any
-failure.
+counts as one failure, and so does a failed step whose report shows none (a build that broke, say). What scripts/shards ran
+has a report a shard. Exits with 1 on any failure.
 """
 
 import re
@@ -31,9 +31,9 @@ def cases_of(report):
     return ElementTree.parse(report).iter("testcase")
 
 
-def count_report(report):
+def count_report(report, name):
     count = Counter()
-    shards = report.parent.parent / BUILDS.get(report.stem, "") / "reports"
+    shards = report.parent.parent / BUILDS.get(name, "") / "reports"
     for case in cases_of(report):
         own, tests = shards / f"{case.get('name')}.xml", Counter()
         if SHARD.fullmatch(case.get("name")) and own.exists():
@@ -50,10 +50,10 @@ def main():
     failed_steps = failed_file.read_text(encoding="utf-8").split() if failed_file.exists() else []
     total = Counter()
     for name in REPORTS:
-        report, count = results / f"{name}.xml", Counter()
-        if report.exists():
-            count = count_report(report)
-        elif name not in failed_steps:
+        reports, count = [*results.glob(f"{name}.xml"), *results.glob(f"{name}-[0-9]*.xml")], Counter()
+        for report in reports:
+            count += count_report(report, name)
+        if not reports and name not in failed_steps:
             failed_steps.append(name)
         if count["failed"] and name in failed_steps:
             failed_steps.remove(name)
