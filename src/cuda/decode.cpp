@@ -88,12 +88,22 @@ i32 plain_filled(const Problem& problem, const Plan& plan, const Buffers& buffer
   return narrow(std::max<i64>(most, -1));
 }
 
+/// One for each row of a sequence, where as many blocks of each are nearly all that there are.
+i32 lines_of(i32 rows_of_sequence, i32 blocks) {
+  constexpr i32 kFull = 95;  // of 100 blocks
+  const i32 rows = std::max(rows_of_sequence, 1), used = blocks / rows * rows;
+  return i64{100} * used >= i64{kFull} * blocks ? rows : 1;
+}
+
 /// Of a dense call. Its rows are no more than tiles, which the planner has counted.
 void set_plain(DecodeArgs& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const i32 rows_of_sequence = args.kv_heads * narrow(decode_row_tiles(problem, plan.query_block));
   const i32 rows = args.batch * rows_of_sequence;
   args.by_rows = divider(std::max(rows, 1));
   args.by_sequence_rows = divider(std::max(rows_of_sequence, 1));
+  const i32 lines = lines_of(rows_of_sequence, args.line_blocks);
+  args.by_lines = divider(lines);
+  args.line_rows = rows_of_sequence / lines;
   const i32 wanted = most_splits(rows, args.line_blocks);
   const i32 splits = splits_of(ceil_div(args.capacity, narrow(kDecodeTile)), wanted);
   args.by_splits = divider(splits);

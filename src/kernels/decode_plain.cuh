@@ -87,6 +87,7 @@ struct PlainWork {
   i32 row;        // of its sequence
   i32 unit, end;  // of the line: the row's first, and behind the block's last
   Deal deal;
+  Quotient place;  // the block's stretch of its line, and its line
 };
 
 // Where the line has sequences.
@@ -165,22 +166,28 @@ inline bool begin_piece(const DecodeArgs& args, const PlainPiece& piece, i32 fil
 }
 
 // ------------------------------------------------------------------------------------------------------ lengths differ
+//
+// There are `lines` lines, each with every so many rows of a sequence, which are dealt to as many blocks alike: blocks beside each
+// other read the heads of a token together.
 
 // The block's part of a row whose first unit is `unit`.
 inline void gather_stretch(const DecodeArgs& args, PlainWork& work, const PlainRow& row, i32 filled, i32 unit,
-                           const Deal& deal) {
-  const i32 block = static_cast<i32>(blockIdx.x), pieces = plain_pieces(args, filled);
-  const i32 begin = max_of(deal.start(block) - unit, 0), end = min_of(deal.start(block + 1) - unit, pieces);
+                           const Deal& deal, const Quotient& place) {
+  const i32 pieces = plain_pieces(args, filled), lines = args.by_lines.divisor;
+  const i32 begin = max_of(deal.start(place.quotient) - unit, 0);
+  const i32 end = min_of(deal.start(place.quotient + 1) - unit, pieces);
   const bool whole = begin == 0 && end == pieces;
-  const PartSlots slots = whole ? PartSlots{1, 0, 0, 0} : stretch_slots(deal, unit, pieces);
+  const PartSlots slots = whole ? PartSlots{1, 0, 0, 0} : stretch_slots(deal, unit, pieces, lines, place.rest);
   gather_place(args, work, row);
   if (threadIdx.x % kWarp == 0) work.unit = unit;
-  gather_keys(args, work.facts, row, filled, {begin, end, whole ? 0 : block - slots.other / 2, slots});
+  const i32 part = whole ? 0 : place.quotient - deal.owner(unit);
+  gather_keys(args, work.facts, row, filled, {begin, end, part, slots});
 }
 
 // The row of a unit: a warp looks at 32 sequences at a time. own: what the lane knows of the first ones.
-inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, const Deal& deal, i32 own) {
-  const i32 lane = static_cast<i32>(threadIdx.x % kWarp), rows = args.by_sequence_rows.divisor;
+inline void find_stretch(const DecodeArgs& args, PlainWork& work, const Deal& deal, const Quotient& place, i32 own) {
+  const i32 lane = static_cast<i32>(threadIdx.x % kWarp), unit = deal.start(place.quotient);
+  const i32 rows = args.line_rows, lines = args.by_lines.divisor;
 #pragma unroll 1
   for (i32 first = 0, before = 0;; first += kWarp) {
     const bool exists = first + lane < args.batch;
@@ -192,8 +199,8 @@ inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, cons
       const int source = __ffs(static_cast<int>(past)) - 1;
       const i32 row_units = __shfl_sync(~0u, units, source), start = __shfl_sync(~0u, end - units * rows, source);
       const i32 row = static_cast<i32>(static_cast<u32>(unit - start) / static_cast<u32>(row_units));
-      gather_stretch(args, work, PlainRow(args, first + source, row), __shfl_sync(~0u, filled, source),
-                     start + row * row_units, deal);
+      gather_stretch(args, work, PlainRow(args, first + source, row * lines + place.rest),
+                     __shfl_sync(~0u, filled, source), start + row * row_units, deal, place);
       return;
     }
     before = __shfl_sync(~0u, end, kWarp - 1);
@@ -201,15 +208,17 @@ inline void find_stretch(const DecodeArgs& args, PlainWork& work, i32 unit, cons
 }
 
 inline bool begin_stretch(const DecodeArgs& args, const PlainLengths& lengths, PlainWork& work) {
-  const i32 total = args.by_sequence_rows.divisor * (lengths.tiles + kEndingTiles * args.batch);
-  const Deal deal = deal_of(total, clamp_to(total / kLeastEvenTiles, 1, args.line_blocks));
-  const i32 block = static_cast<i32>(blockIdx.x);
-  if (block >= deal.blocks) return false;
+  const Quotient place = args.by_lines.divide(static_cast<i32>(blockIdx.x));
+  const i32 total = args.line_rows * (lengths.tiles + kEndingTiles * args.batch);
+  const i32 blocks = args.by_lines.quotient(args.line_blocks);
+  const Deal deal = deal_of(total, clamp_to(total / kLeastEvenTiles, 1, blocks));
+  if (place.quotient >= deal.blocks) return false;
   if (threadIdx.x % kWarp == 0) {
-    work.end = deal.start(block + 1);
+    work.end = deal.start(place.quotient + 1);
     work.deal = deal;
+    work.place = place;
   }
-  find_stretch(args, work, deal.start(block), deal, lengths.own);
+  find_stretch(args, work, deal, place, lengths.own);
   return true;
 }
 
@@ -240,9 +249,10 @@ inline bool next_stretch(const DecodeArgs& args, PlainWork& work) {
   const CacheFacts& sequence = work.facts.sequence;
   const i32 unit = work.unit + plain_pieces(args, sequence.filled) + kEndingTiles;
   if (unit >= work.end) return false;
-  const bool same = work.row + 1 < args.by_sequence_rows.divisor;
+  const i32 beside = work.row + args.by_lines.divisor;
+  const bool same = beside < args.by_sequence_rows.divisor;
   const i32 s = sequence.sequence + (same ? 0 : 1), filled = same ? sequence.filled : plain_filled(args, s);
-  gather_stretch(args, work, PlainRow(args, s, same ? work.row + 1 : 0), filled, unit, work.deal);
+  gather_stretch(args, work, PlainRow(args, s, same ? beside : work.place.rest), filled, unit, work.deal, work.place);
   return true;
 }
 

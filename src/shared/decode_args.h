@@ -36,6 +36,8 @@ struct DecodeArgs : CallArgs {
   bool cuts_alike = false;                  // where their lengths are alike
   Divider by_splits;                        // pieces of a row then
   Divider by_rows, by_sequence_rows;        // rows of the line: the call's, a sequence's
+  Divider by_lines;                         // lines that they are dealt to blocks in, where their lengths differ
+  i32 line_rows = 1;                        // of a sequence, in each
   Divider by_tile_rows, by_group, by_page;  // kv heads, query heads of one, slots of a page
   i32 line_blocks = 1;                      // thread blocks that share the line
   i32 splits = 0;                           // of a row's keys, at most; 0: as many as fill the machine

@@ -109,10 +109,11 @@ struct PartSlots {
 };
 
 // Of a row of `pieces` units from first_unit on, where blocks take stretches. At most two of a block's rows wait for others: one
-// that it goes on with, and one that it begins and does not end.
-constexpr PartSlots stretch_slots(const Deal& deal, i32 first_unit, i32 pieces) {
-  const i32 from = deal.owner(first_unit), to = deal.owner(first_unit + pieces - 1);
-  return {to - from + 1, 2 * from + 1, 2 * from, 2};
+// that it goes on with, and one that it begins and does not end. Of `lines` lines that are dealt alike this is number `line`: block n of
+// its deal is the call's block n * lines + line.
+constexpr PartSlots stretch_slots(const Deal& deal, i32 first_unit, i32 pieces, i32 lines = 1, i32 line = 0) {
+  const i32 from = deal.owner(first_unit), to = deal.owner(first_unit + pieces - 1), other = 2 * (from * lines + line);
+  return {to - from + 1, other + 1, other, 2 * lines};
 }
 
 // Every unit is a part.

@@ -32,6 +32,7 @@ struct Array {
 struct CachedCall {
   std::mt19937 random{11};
   std::vector<i32> filled, starts{0}, table, begins, ends, refused;
+  i32 lines = 1;              // of a plain call: into which its rows are dealt
   i32 queries, fresh, pages;  // queries: of a sequence; fresh: new keys of each; pages: of a sequence
   Array q, k, v, o, lse, k_new, v_new;
   std::vector<float> outputs;
@@ -102,6 +103,7 @@ struct CachedCall {
   i32 describe_plain() {
     const i32 rows = packed_tiles(args, queries) * kKvHeads;
     args.by_rows = divider(rows * args.batch), args.by_sequence_rows = divider(rows);
+    args.by_lines = divider(lines), args.line_rows = rows / lines;
     args.by_splits = divider(splits_of(args.capacity / kBlockKeys, most_splits(rows * args.batch, args.line_blocks)));
     args.plain_filled = args.capacity - fresh;
     args.cuts_alike = true;

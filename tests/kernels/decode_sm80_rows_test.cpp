@@ -42,10 +42,13 @@ TEST(KernelDecodeSm80Rows, parts_of_two_rows_at_a_time) {
       call.run(4);
       ASSERT_NO_FATAL_FAILURE(expect_all(call));
     }
-  CachedCall plain({70, 65, 73}, 7, 2);
-  plain.args.visibility = make_mask(-1, 0, true, 0);
-  plain.run(12, true);
-  expect_all(plain);
+  for (const std::vector<i32>& lengths : {std::vector<i32>{70, 65, 73}, {1, 130, 17}}) {
+    CachedCall plain(lengths, 7, 2);
+    plain.args.visibility = make_mask(-1, 0, true, 0);
+    plain.lines = kKvHeads;
+    plain.run(12, true);
+    ASSERT_NO_FATAL_FAILURE(expect_all(plain));
+  }
 }
 
 }  // namespace narrows

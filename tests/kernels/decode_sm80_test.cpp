@@ -40,12 +40,16 @@ TEST(KernelDecodeSm80, lengths_alike_and_far_apart) {
       call.run(4);
       ASSERT_NO_FATAL_FAILURE(expect_all(call));
     }
-  for (const std::vector<i32>& lengths : {std::vector<i32>{70, 65, 73}, {1, 130, 17, 40}}) {
-    CachedCall plain(lengths, 3, 2);
-    plain.args.visibility = make_mask(-1, 0, true, 0);
-    plain.run(12, true);
-    ASSERT_NO_FATAL_FAILURE(expect_all(plain));
-  }
+  for (const std::vector<i32>& lengths : {std::vector<i32>{70, 65, 73}, {1, 130, 17, 40}})
+    for (const i32 lines : {1, kKvHeads})
+      for (const i32 blocks : {12, 13}) {
+        SCOPED_TRACE(testing::Message() << lines << " lines, " << blocks << " blocks");
+        CachedCall plain(lengths, 3, 2);
+        plain.args.visibility = make_mask(-1, 0, true, 0);
+        plain.lines = lines;
+        plain.run(blocks, true);
+        ASSERT_NO_FATAL_FAILURE(expect_all(plain));
+      }
 }
 
 /// What a thread block has found out before it waits for the kernel ahead counts only if that one leaves it as it was: lengths that
@@ -65,10 +69,11 @@ TEST(KernelDecodeSm80, lengths_and_pages_that_the_kernel_ahead_writes) {
       SCOPED_TRACE(testing::Message() << before[0] << " to " << after[0] << ", " << fresh << " new");
       CachedCall call(after, 3, fresh);
       call.args.visibility = make_mask(-1, 0, true, 0);
-      const i32 page = call.table[0];
+      call.lines = kKvHeads;
+      const i32 page = call.table[0], other = fresh ? page + 1 : -7;
       call.run_after(12, [&](bool ended) {
         call.filled = ended ? after : before;
-        call.table[0] = ended ? page : -7;
+        call.table[0] = ended ? page : other;
       });
       ASSERT_NO_FATAL_FAILURE(expect_all(call));
     }

@@ -152,6 +152,23 @@ TEST(DecodeLine, stretches_differ_by_one_unit) {
     }
 }
 
+/// Blocks of lines that are dealt alike keep their parts apart, and a row's where the block of its number looks for them.
+TEST(DecodeLine, slots_of_several_lines) {
+  const Deal deal = deal_of(100, 7);
+  for (const i32 lines : {1, 8}) {
+    std::set<i32> slots;
+    for (i32 line = 0; line < lines; ++line) {
+      const PartSlots parts = stretch_slots(deal, 20, 60, lines, line);
+      ASSERT_EQ(parts.count, deal.owner(79) - deal.owner(20) + 1);
+      for (i32 part = 0; part < parts.count; ++part) {
+        const i32 block = (deal.owner(20) + part) * lines + line;
+        EXPECT_EQ(parts.slot(part), 2 * block + (part == 0 ? 1 : 0));
+        EXPECT_TRUE(slots.insert(parts.slot(part)).second);
+      }
+    }
+  }
+}
+
 TEST(DecodeLine, a_row_without_tiles_is_somebodys_and_no_row_is_nobodys) {
   expect_whole({{0}, 132});
   expect_whole({{0, 0, 0}, 2, 4});
