@@ -55,9 +55,9 @@ constexpr bool cut_alike(i32 pieces, i32 blocks) {
 }
 
 // The same of pieces with a thread block each, where some blocks of a multiprocessor may be without: they go to all
-// multiprocessors before one gets a second.
+// multiprocessors before one gets a second. Blocks of a plain call that stretch over rows (decode_plain.cuh) lose less by it.
 constexpr bool spread_evenly(i32 pieces, i32 blocks, i32 resident_blocks) {
-  return cut_alike(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
+  return fills(pieces, pieces <= blocks ? blocks / resident_blocks : blocks);
 }
 
 // Rows of about one length. No product or sum of tiles reaches 2^31.

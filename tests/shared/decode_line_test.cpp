@@ -132,7 +132,8 @@ TEST(DecodeLine, rows_alike_that_fill_the_machine_are_cut_alike) {
 
 TEST(DecodeLine, pieces_with_a_block_each_are_spread_over_multiprocessors) {
   EXPECT_TRUE(spread_evenly(256, 396, 3)) << "two blocks of 132 multiprocessors, of the three that they could have";
-  EXPECT_TRUE(spread_evenly(320, 396, 3));
+  EXPECT_FALSE(spread_evenly(320, 396, 3)) << "56 multiprocessors have half as much again as the others";
+  EXPECT_TRUE(spread_evenly(360, 396, 3));
   EXPECT_FALSE(spread_evenly(300, 396, 3)) << "96 multiprocessors have two thirds of the others' work";
   EXPECT_TRUE(spread_evenly(1024, 264, 2));
   EXPECT_FALSE(spread_evenly(400, 396, 3)) << "4 pieces after all others";
