@@ -16,7 +16,7 @@ using namespace sm80;
 /// What a call takes its warps for.
 enum class Use : unsigned char {
   few,   // rows of which every multiprocessor has a piece of its own, with a tile for each of its warps
-  many,  // rows that fill two thread blocks of each multiprocessor again and again; and what takes more registers than three leave
+  many,  // rows whose pieces fill three thread blocks of each multiprocessor, in as many registers as these leave
   any,
 };
 
@@ -32,8 +32,8 @@ struct DecodeTiles {
 };
 constexpr std::array kDecodeTiles{
     DecodeTiles{2, 64, 8, Use::any, 4, 4, false},   DecodeTiles{2, 64, 16, Use::any, 4, 3, false},
-    DecodeTiles{2, 128, 8, Use::few, 8, 1, false},  DecodeTiles{2, 128, 8, Use::many, 4, 2, false},
-    DecodeTiles{2, 128, 8, Use::any, 4, 3, false},  DecodeTiles{2, 128, 16, Use::few, 8, 1, false},
+    DecodeTiles{2, 128, 8, Use::few, 8, 1, false},  DecodeTiles{2, 128, 8, Use::many, 4, 3, false},
+    DecodeTiles{2, 128, 8, Use::any, 4, 2, false},  DecodeTiles{2, 128, 16, Use::few, 8, 1, false},
     DecodeTiles{2, 128, 16, Use::any, 4, 2, false}, DecodeTiles{2, 256, 8, Use::any, 4, 2, true},
     DecodeTiles{2, 576, 8, Use::any, 8, 1, true},   DecodeTiles{2, 576, 8, Use::any, 4, 1, true},
     DecodeTiles{4, 128, 8, Use::any, 4, 2, true},   DecodeTiles{4, 576, 8, Use::any, 4, 1, true},
@@ -75,14 +75,15 @@ bool is_for(const DecodeTiles& tiles, const Problem& problem, const Machine& mac
   if (!fits(decode_shared_bytes(with_tiles(constants, tiles)), tiles.resident_blocks, machine.shared_bytes))
     return false;
   const bool by_element = constants.copy_bytes == 0;
-  if (tiles.use == Use::any || (tiles.use == Use::many && (by_element || has_rules(constants)))) return true;
-  if (problem.batch_invariant) return false;  // tiles are dealt to warps in turn: their number would show in the bits
+  if (tiles.use == Use::any) return true;
+  if (by_element || (tiles.use == Use::many && has_rules(constants))) return false;
+  if (problem.batch_invariant)
+    return tiles.use == Use::many;  // tiles are dealt to warps in turn: eight would show in the bits
   const i64 rows = std::min<i64>(line_rows(problem, tiles.packed_rows), 1 << 20);
   const i32 line = static_cast<i32>(rows), blocks = tiles.resident_blocks * std::max(machine.multiprocessors, 1);
-  if (tiles.use == Use::many) return line > blocks && fills(line, blocks);
   const i32 splits = most_splits(line, blocks);
-  return !by_element && line <= blocks && fills(line * splits, blocks) &&
-         key_tiles(problem, kDecodeTile) >= splits * tiles.warps;
+  if (tiles.use == Use::many) return nearly_fills(line * splits, blocks);
+  return line <= blocks && fills(line * splits, blocks) && key_tiles(problem, kDecodeTile) >= splits * tiles.warps;
 }
 
 /// Query rows times heads that share a kv head, of the longest sequence; element by element that is no matter.

@@ -196,6 +196,19 @@ void expect_steps_as_one_call(bool invariant) {
 TEST_F(GpuCache, L03_steps_of_a_replayed_graph_have_the_bits_of_one_call) { expect_steps_as_one_call(true); }
 TEST_F(GpuCache, H09_steps_of_a_replayed_graph_are_within_bounds) { expect_steps_as_one_call(false); }
 
+/// With the lengths that are on the host now.
+void expect_replay(const Attention& a, DeviceCall& gpu, const Graph& graph, const TestStream& stream) {
+  gpu.upload(gpu.options.cache_seqlens);
+  graph.replay(stream);
+  gpu.download();
+  EXPECT_EQ(gpu.status().code, 0);
+  expect_within_bounds(a);
+  const Array o = a.o, lse = a.lse;
+  gpu.run();
+  gpu.download();
+  EXPECT_TRUE(a.o.same_bits(o) && a.lse.same_bits(lse));
+}
+
 /// Lengths far apart and alike, so that keys are shared out in stretches and in pieces: bit for bit as a call of its own.
 void expect_replays(DType dtype) {
   Paged call({320, 320, 320, 320, 320}, 1, dtype);
@@ -207,20 +220,34 @@ void expect_replays(DType dtype) {
   for (const std::vector<double>& lengths :
        {std::vector<double>{320, 320, 320, 320, 320}, {0, 1, 17, 320, 5}, {0, 0, 0, 0, 0}, {310, 320, 315, 300, 319}}) {
     for (std::int64_t b = 0; b < 5; ++b) call.filled.set({b}, lengths[static_cast<std::size_t>(b)]);
-    gpu.upload(gpu.options.cache_seqlens);
-    graph.replay(stream);
-    gpu.download();
-    EXPECT_EQ(gpu.status().code, 0);
-    expect_within_bounds(call.a);
-    const Array o = call.a.o, lse = call.a.lse;
-    gpu.run();
-    gpu.download();
-    EXPECT_TRUE(call.a.o.same_bits(o) && call.a.lse.same_bits(lse));
+    expect_replay(call.a, gpu, graph, stream);
   }
 }
 
 TEST_F(GpuCache, C16_L04_replays_read_other_lengths) {
   for (const DType dtype : {DType::bf16, DType::fp32}) expect_replays(dtype);
+}
+
+/// Rows of 20 sequences that two thread blocks of each multiprocessor stretch over, a line for each kv head: lengths alike, by
+/// Zipf's law and in no order.
+TEST_F(GpuCache, stretches_over_the_rows_of_eight_kv_heads) {
+  constexpr std::int64_t kBatch = 20, kSlots = 208;
+  Attention a({kBatch, 1, kSlots, 8, 8, 128, 128}, DType::bf16);
+  Array filled(DType::int32, {kBatch});
+  a.options.cache_seqlens = filled;
+  a.options.causal = Causal::bottom_right;
+  a.options.family = "sm80";
+  const TestStream stream;
+  DeviceCall gpu(a.in(), a.out(), a.options);
+  gpu.options.stream = stream.handle();
+  prepare(gpu.in, gpu.options);
+  const Graph graph(stream, [&] { gpu.run(); });
+  for (const int form : {0, 1, 2, 0}) {
+    SCOPED_TRACE(form);
+    for (std::int64_t b = 0; b < kBatch; ++b)
+      filled.set({b}, static_cast<double>(form == 0 ? kSlots : form == 1 ? kSlots / (b + 1) : b * 137 % (kSlots + 1)));
+    expect_replay(a, gpu, graph, stream);
+  }
 }
 
 /// Calls one behind the other on one cache and one scratch: each asks with what the one before has found, and appends it.

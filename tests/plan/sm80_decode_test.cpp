@@ -84,16 +84,19 @@ TEST(Sm80DecodePlan, warps_and_thread_blocks_by_rows) {
   using Shape = std::array<i64, 3>;
   EXPECT_EQ(shape({.b = 1}), (Shape{8, 8, 132})) << "8 rows: 16 pieces of each";
   EXPECT_EQ(shape({.b = 16}), (Shape{8, 8, 132}));
-  EXPECT_EQ(shape({.b = 9}), (Shape{8, 4, 396})) << "72 rows, of which no number of pieces fills 132 blocks";
+  EXPECT_EQ(shape({.b = 9}), (Shape{8, 4, 264})) << "72 rows, of which no number of pieces fills 132 blocks";
   EXPECT_EQ(shape({.b = 64}), (Shape{8, 4, 264}));
-  EXPECT_EQ(shape({.b = 20}), (Shape{8, 4, 396}));
+  EXPECT_EQ(shape({.b = 32}), (Shape{8, 4, 264})) << "256 rows, a piece each";
+  EXPECT_EQ(shape({.b = 20}), (Shape{8, 4, 264})) << "160 rows: stretches";
+  EXPECT_EQ(shape({.b = 48}), (Shape{8, 4, 396})) << "384 rows, a piece each";
+  EXPECT_EQ(shape({.b = 45}), (Shape{8, 4, 264})) << "360 rows";
   EXPECT_EQ(shape({.b = 16, .sq = 4}), (Shape{16, 8, 132})) << "4 queries of 4 heads";
   EXPECT_EQ(shape({.b = 64, .sq = 4}), (Shape{16, 4, 264}));
   EXPECT_EQ(shape({.b = 16, .sq = 4}, {.batch_invariant = true}), (Shape{16, 4, 264}));
   EXPECT_EQ(shape({.b = 16, .sq = 4, .address = (1 << 20) + 2}), (Shape{8, 4, 264})) << "element by element";
   EXPECT_EQ(shape({.hk = 1, .d = 576, .dv = 512}), (Shape{8, 8, 132})) << "bytes in flight";
   EXPECT_EQ(shape({.b = 1}, {.batch_invariant = true})[1], 4) << "as many warps as in every other call";
-  EXPECT_EQ(shape({.b = 16}, {.batch_invariant = true})[1], 4);
+  EXPECT_EQ(shape({.b = 16}, {.batch_invariant = true}), (Shape{8, 4, 396}));
   EXPECT_EQ(shape({.d = 256, .dv = 256})[0], 8);
   EXPECT_EQ(shape({.b = 1, .address = (1 << 20) + 2})[1], 4) << "element by element";
 }

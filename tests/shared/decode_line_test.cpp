@@ -130,6 +130,13 @@ TEST(DecodeLine, rows_alike_that_fill_the_machine_are_cut_alike) {
   EXPECT_EQ((Line{{512, 16}, 132, 7, 32}.cutting().fixed_split), 32) << "batch_invariant before num_splits";
 }
 
+TEST(DecodeLine, pieces_that_nearly_fill_the_last_round) {
+  EXPECT_TRUE(nearly_fills(384, 396));
+  EXPECT_FALSE(nearly_fills(360, 396));
+  EXPECT_TRUE(nearly_fills(1152, 396)) << "3 rounds";
+  EXPECT_FALSE(nearly_fills(400, 396));
+}
+
 TEST(DecodeLine, pieces_with_a_block_each_are_spread_over_multiprocessors) {
   EXPECT_TRUE(spread_evenly(256, 396, 3)) << "two blocks of 132 multiprocessors, of the three that they could have";
   EXPECT_FALSE(spread_evenly(320, 396, 3)) << "56 multiprocessors have half as much again as the others";
