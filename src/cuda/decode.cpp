@@ -121,6 +121,8 @@ void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const 
   args.by_group = divider(args.group);
   args.by_page = divider(args.page_size);
   if (problem.query_form == QueryForm::dense && plan.key_block == kDecodeTile) set_plain(args, problem, plan, buffers);
+  if (plan.family == "sm90" && problem.query_form == QueryForm::dense)
+    args.plain_filled = plain_filled(problem, plan, buffers);
 }
 
 /// Thread blocks of the decode kernel: one for each piece of rows that may be alike, since the hardware hands out blocks as others

@@ -47,12 +47,12 @@ inline i32 found_used(const IndicesArg& used, StatusCode code, const Part& part,
 }
 
 // Where the keys of sequence s are, and how many.
-inline void find_cached_keys(const DecodeArgs& args, i32 s, CacheFacts& facts, Breaches& breaches) {
+inline void find_cached_keys(const DecodeArgs& args, i32 s, CacheFacts& facts, Breaches& breaches, bool ahead) {
   facts.filled = args.capacity;
   if (args.cache_batch_idx.data)
     facts.row = breaches.bounded(StatusCode::cache_batch_idx, at(args.cache_batch_idx, s), args.cache_rows - 1);
   if (args.cache_seqlens.data)
-    facts.filled = breaches.bounded(StatusCode::cache_seqlens, at(args.cache_seqlens, s), args.capacity);
+    facts.filled = breaches.bounded(StatusCode::cache_seqlens, at(args.cache_seqlens, s, ahead), args.capacity);
   if (args.leftpad.data) facts.first_key = breaches.bounded(StatusCode::leftpad, at(args.leftpad, s), facts.filled);
   if (args.k_new.data) {
     const Part fresh =
@@ -83,7 +83,7 @@ inline void check_rotary(const DecodeArgs& args, const CacheFacts& facts, Breach
 }
 
 // Everything about the sequence that these are the query rows of.
-inline CacheFacts cache_facts(const DecodeArgs& args, const Part& queries, bool reports) {
+inline CacheFacts cache_facts(const DecodeArgs& args, const Part& queries, bool reports, bool ahead = false) {
   const i32 s = queries.sequence;
   CacheFacts facts{};
   Breaches breaches;
@@ -92,7 +92,7 @@ inline CacheFacts cache_facts(const DecodeArgs& args, const Part& queries, bool 
   facts.queries = found_used(args.seqused_q, StatusCode::seqused_q, queries, breaches);
   breaches.add(reach_breach(StatusCode::score_rows, facts.queries, args.score_rows));
   if (args.cached) {
-    find_cached_keys(args, s, facts, breaches);
+    find_cached_keys(args, s, facts, breaches, ahead);
   } else {
     const Part keys = found_part(key_bounds(args), s, breaches);
     facts.first_key = keys.begin;

@@ -9,12 +9,9 @@
 
 namespace narrows {
 
-// early: perhaps before the kernel ahead has written it; past L1, where what is read now must not stay.
 inline i32 plain_filled(const DecodeArgs& args, i32 s, bool early = false) {
   if (!args.cache_seqlens.data) return args.capacity;
-  if (!early) return at(args.cache_seqlens, s);
-  const i32* const place = args.cache_seqlens.data + s * args.cache_seqlens.stride;
-  return static_cast<i32>(load_relaxed(reinterpret_cast<const u32*>(place)));
+  return at(args.cache_seqlens, s, early);
 }
 inline i32 plain_new_keys(const DecodeArgs& args) { return args.k_new.data ? args.new_rows : 0; }
 inline i32 plain_tiles(i32 keys) { return static_cast<i32>((static_cast<u32>(keys) + kTileKeys - 1) / kTileKeys); }

@@ -45,7 +45,7 @@ inline i32 tiles_of(const DecodeArgs& args, const CacheFacts& facts) {
   return static_cast<i32>(min_of(i64{tiles}, reach / kTileKeys + 2 + args.fixed_split));
 }
 
-inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bool reports) {
+inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bool reports, bool ahead) {
   const Part queries = query_part(args, s, broken);
   LineSequence line{};
   line.rows = queries.count;
@@ -53,7 +53,7 @@ inline LineSequence line_sequence(const DecodeArgs& args, i32 s, bool broken, bo
   line.first_query = queries.begin;
   line.broken = broken;
   if (broken || s == args.batch) return line;
-  static_cast<CacheFacts&>(line) = cache_facts(args, queries, reports);
+  static_cast<CacheFacts&>(line) = cache_facts(args, queries, reports, ahead);
   line.broken |= is_refused(args, s);
   line.tiles = tiles_of(args, line);
   return line;
@@ -97,18 +97,31 @@ inline i32 sums_below(i32 x) {
 class Line {
  public:
   // own: room for the sequences that the threads look at.
-  Line(const DecodeArgs& args, LineState& state, LineSequence* own)
-      : args_(args), state_(state), own_(own), thread_(static_cast<i32>(threadIdx.x)) {}
+  // ahead: lengths may be looked at before the kernel ahead has written them. They are not reported then, whatever they are.
+  Line(const DecodeArgs& args, LineState& state, LineSequence* own, bool ahead = false)
+      : args_(args), state_(state), own_(own), thread_(static_cast<i32>(threadIdx.x)), ahead_(ahead) {}
 
   void begin() {
     const i32 sequences = args_.batch + (has_varlen_queries(args_) ? 1 : 0);
-    const bool broken = bounds_break(args_, query_bounds(args_), blockIdx.x == 0);
+    const bool broken = bounds_break(args_, query_bounds(args_), reports());
     if (thread_ != 0) return;
     state_.planned = state_.found = false;
     state_.broken = broken;
     state_.totals = {};
     state_.sequences = broken ? 1 : sequences;
     state_.first = 0;
+  }
+
+  // Of a plain call of at most as many sequences as there are threads, whose line is planned: whether it stands now that the kernel
+  // ahead has ended. What breaks a rule is looked at again, since it may be reported now. A barrier. If not, begin() again.
+  bool stands() {
+    ahead_ = false;
+    bool differs = false;
+    if (thread_ < args_.batch) {
+      const LineSequence& own = own_[thread_];
+      differs = own.broken || (args_.cache_seqlens.data && at(args_.cache_seqlens, thread_, true) != own.filled);
+    }
+    return __syncthreads_or(differs) == 0;
   }
 
   // By a block that has used the room that it gave: what find() needs of it is looked up again. Between barriers.
@@ -133,13 +146,14 @@ class Line {
   }
 
  private:
+  bool reports() const { return blockIdx.x == 0 && !ahead_; }
   i32 rows_of(const LineSequence& sequence) const { return packed_tiles(args_, sequence.rows) * args_.kv_heads; }
 
   // At the next sequences. How rows are cut follows from all of them.
   void look() {
     const i32 s = state_.first + thread_;
     LineSequence own{};
-    if (s < state_.sequences) own = line_sequence(args_, s, state_.broken, blockIdx.x == 0 && !state_.planned);
+    if (s < state_.sequences) own = line_sequence(args_, s, state_.broken, reports() && !state_.planned, ahead_);
     own_[thread_] = own;
     if (state_.planned) return;
     const i32 rows = rows_of(own), some = max_of(own.tiles, 1);
@@ -250,6 +264,7 @@ class Line {
   LineState& state_;
   LineSequence* const own_;
   const i32 thread_;
+  bool ahead_;
 };
 
 }  // namespace narrows

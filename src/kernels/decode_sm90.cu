@@ -206,10 +206,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     if (tiles.base % kTileAlignment != 0) __trap();
     tiles.init_barriers();
   }
-  wait_for_previous();
+  // Where kernels overlap, the plan of a plain call comes before the wait for the one ahead: 2 to 7% of a call (MLA, H200).
+  bool ahead = kOverlaps && args.plain_filled >= 0 && args.batch <= kThreads && args.refused == nullptr;
+  if (!ahead) wait_for_previous();
   if (threadIdx.x / kWarpgroup == 1) pass(kWeightsTaken, kComputeThreads);  // there are none yet
   Ring ring;
-  Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt));
+  Line line(args, beside.line, reinterpret_cast<LineSequence*>(memory + kStagesAt), ahead);
   line.begin();
   for (;;) {
     if (threadIdx.x == 0) beside.broken = false;
@@ -217,6 +219,14 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
       if (other_rows) gather_rows(args, facts);
       if (threadIdx.x == 0) gather_tiles(args, facts);
     });
+    if (ahead) {
+      wait_for_previous();
+      ahead = false;
+      if (!line.stands()) {
+        line.begin();
+        continue;
+      }
+    }
     if (facts.kv_head < 0) return;
     if (facts.begin >= facts.end) continue;
     work_on(block, tiles, ring);

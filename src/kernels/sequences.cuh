@@ -15,7 +15,11 @@ struct SequenceFacts {
   bool broken;  // a length breaks a rule: the results are NaN
 };
 
-inline i32 at(const IndicesArg& values, i32 index) { return values.data[index * values.stride]; }
+// ahead: perhaps before the kernel ahead has written it; past L1, where what is read now must not stay.
+inline i32 at(const IndicesArg& values, i32 index, bool ahead = false) {
+  const i32* const place = values.data + index * values.stride;
+  return ahead ? static_cast<i32>(load_relaxed(reinterpret_cast<const u32*>(place))) : *place;
+}
 
 // The first breach of a call is kept. `reports`: of the threads that find the same one, this writes it.
 inline bool breaks(const CallArgs& args, bool reports, i32 sequence, const Breach& breach) {

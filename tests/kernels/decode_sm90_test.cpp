@@ -3,6 +3,8 @@
 // done at once here, so that a missing wait is not found.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <random>
 #include <utility>
@@ -61,6 +63,7 @@ struct CachedCall {
   std::vector<RowSum> sums;
   std::vector<u64> tickets;
   i32 status[4] = {};
+  std::function<void()> write_before;
   DecodeArgs args;
 
   CachedCall(std::vector<i32> lengths_, i32 heads_, i32 queries_, i32 page_, bool shares_)
@@ -152,10 +155,20 @@ struct CachedCall {
     args.sums = sums.data();
     args.tickets = tickets.data();
     for (u32 index = 0; index < blocks; ++index) {
+      if (write_before) write_before();
       ::narrows::test::Block block(kThreads / kWarp, kSharedBytes);
       std::fill(block.memory.begin(), block.memory.end(), static_cast<unsigned char>(0xff));  // NaN
       block.run([&] { decode_sm90(args); }, index, blocks);
     }
+  }
+  /// A plain call whose thread blocks begin while another kernel runs, which leaves `before` in place of the lengths until its end.
+  void run_after(const std::vector<i32>& before, u32 blocks) {
+    const std::vector<i32> after = lengths;
+    args.plain_filled = args.capacity;
+    write_before = [this, before] { std::copy(before.begin(), before.end(), lengths.begin()); };
+    ::narrows::test::previous_kernel = [this, after] { std::copy(after.begin(), after.end(), lengths.begin()); };
+    run(blocks);
+    ::narrows::test::previous_kernel = nullptr;
   }
 
   static double value(unsigned short bits) { return static_cast<double>(as_float(u32{bits} << 16)); }
@@ -216,6 +229,32 @@ TEST(KernelDecodeSm90, many_parts_are_joined_in_groups) {
   CachedCall call({640}, 16, 1, 0, true);
   call.run(10, 10);
   call.expect_all();
+}
+
+/// What a plain call plans before the kernel ahead has ended counts only if its lengths stay, and none of them breaks a rule.
+TEST(KernelDecodeSm90, lengths_that_the_kernel_ahead_writes) {
+  const std::vector<i32> after = {150, 64, 1, 0};
+  for (const std::vector<i32>& before :
+       {after, {150, 64, 1, 9}, {0, 0, 0, 0}, {1, 64, 150, 0}, {150, 64, 1, -5}, {1 << 30, 64, 1, 0}})
+    for (const i32 page : {0, 24}) {
+      SCOPED_TRACE(testing::Message() << before[0] << " " << before[3] << ", pages of " << page);
+      CachedCall call(after, 20, 2, page, true);
+      call.run_after(before, 3);
+      call.expect_all();
+    }
+}
+
+TEST(KernelDecodeSm90, a_length_that_the_kernel_ahead_leaves_broken_is_reported) {
+  for (const i32 wrong : {-5, 1 << 30}) {
+    CachedCall call({90, 70}, 16, 1, 0, true);
+    call.lengths[1] = wrong;
+    call.run_after(call.lengths, 2);
+    EXPECT_EQ(call.status[0], static_cast<i32>(StatusCode::cache_seqlens));
+    EXPECT_EQ(call.status[1], 1);
+    EXPECT_EQ(call.status[2], wrong);
+    EXPECT_TRUE(std::isnan(call.lse[16]));
+    EXPECT_FALSE(std::isnan(call.lse[0]));
+  }
 }
 
 TEST(KernelDecodeSm90, an_entry_that_is_no_page_makes_its_sequence_nan) {
