@@ -172,7 +172,8 @@ void check_cache(Call& call, const Options& options, bool needs_data) {
   if (options.cache_seqlens.given())
     buffers.cache_seqlens =
         check_values("cache_seqlens", options.cache_seqlens, problem, slots, "the cache's capacity");
-  if (options.leftpad.given())
+  problem.padded = options.leftpad.given();
+  if (problem.padded)
     buffers.leftpad = check_values("leftpad", options.leftpad, problem, slots, "the cache's capacity");
   check_new_keys(call, options, needs_data);
   check_rotary(call, options, needs_data);

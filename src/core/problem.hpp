@@ -67,6 +67,7 @@ struct Problem {
   i64 rotary_rows = 0;                // positions in the tables
   bool rotary_interleaved = false;
   bool appends = false;  // k_new, v_new are given
+  bool padded = false;   // leftpad is given: keys of a cache begin behind its first slot
   // A GPU's int32 tensors are given. The host reads none of them: a varlen sequence may have every row of its tensor, and the
   // kernel checks each sequence.
   bool lengths_on_device = false;

@@ -119,7 +119,6 @@ void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const 
   args.line_blocks = narrow(plan.blocks);
   args.by_tile_rows = divider(args.kv_heads);
   args.by_group = divider(args.group);
-  args.by_page = divider(args.page_size);
   if (problem.query_form == QueryForm::dense && plan.key_block == kDecodeTile) set_plain(args, problem, plan, buffers);
   if (plan.family == "sm90" && problem.query_form == QueryForm::dense)
     args.plain_filled = plain_filled(problem, plan, buffers);
@@ -172,17 +171,23 @@ unsigned append_blocks(const Problem& problem, const Plan& plan) {
 
 }  // namespace
 
-DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& buffers, std::byte* scratch) {
+DecodeArgs cache_args(const Problem& problem, const Buffers& buffers, bool natural) {
   DecodeArgs args;
-  set_call_args(args, problem, buffers, decode_constants(problem, plan).natural);
+  set_call_args(args, problem, buffers, natural);
   args.q = tensor_arg(buffers.q);
   args.k = tensor_arg(buffers.k);
   args.v = tensor_arg(buffers.v);
   args.o = tensor_arg(buffers.o);
   args.lse = tensor_arg(buffers.lse);
-  args.whole_columns = has_whole_columns(problem);
   args.kv_heads = narrow(problem.kv_heads);
   set_cache(args, problem, buffers);
+  args.by_page = divider(args.page_size);
+  return args;
+}
+
+DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& buffers, std::byte* scratch) {
+  DecodeArgs args = cache_args(problem, buffers, decode_constants(problem, plan).natural);
+  args.whole_columns = has_whole_columns(problem);
   set_line(args, problem, plan, buffers);
   const auto take = [&](Sm80DecodeRegion region) {
     const i64 bytes = bytes_of(plan, region);

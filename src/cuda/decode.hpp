@@ -12,6 +12,8 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
 /// Compiles and loads what run_decode will launch.
 void prepare_decode(const Problem& problem, const Plan& plan);
 
+/// What is said of a call's tensors and of the cache that its keys lie in. natural: scores are logits.
+DecodeArgs cache_args(const Problem& problem, const Buffers& buffers, bool natural);
 /// What the kernels are given. scratch: the plan's regions, one behind the other. Reads no device memory.
 DecodeArgs decode_args(const Problem& problem, const Plan& plan, const Buffers& buffers, std::byte* scratch);
 

@@ -1,9 +1,12 @@
 #include "cuda/forward_sm90.hpp"
 
+#include "cuda/call_args.hpp"
+#include "cuda/decode.hpp"
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
 #include "cuda/tensor_map.hpp"
 #include "plan/sm90.hpp"
+#include "shared/cached_forward_args.h"
 
 namespace narrows::cuda {
 namespace {
@@ -23,27 +26,46 @@ ProgramKey key_of(const ForwardSm90Constants& constants) {
        {constants.warps, constants.bring_registers, constants.compute_registers, constants.tiles_before_wait + 1})
     bits.add(number, 8);
   for (const bool flag : {constants.queries_in_registers, constants.own_output_tile, constants.limits_keys,
-                          constants.natural, constants.softcap, constants.alibi})
+                          constants.natural, constants.softcap, constants.alibi, constants.cached, constants.gathers})
     bits.add(flag, 1);
   return bits.key();
 }
 
+/// What the copy engine is told of keys: nothing where it brings none.
+void set_key_maps(ForwardSm90Args& args, const Problem& problem, const Plan& plan, const Buffers& buffers) {
+  const i32 box_rows = forward_sm90_box_rows(problem, narrow(plan.key_block));
+  if (box_rows == 0) return;
+  const bool cached = problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages;
+  const i64 sequences = cached ? problem.key_batches : problem.key_form == KeyForm::varlen ? 1 : problem.batch;
+  const auto keys = [&](const View& view, i64 columns) {
+    return tensor_map(view, {sequences, problem.key_rows, problem.kv_heads, columns}, box_rows);
+  };
+  args.k_map = keys(buffers.k, problem.head_dim);
+  args.v_map = keys(buffers.v, problem.value_dim);
+}
+
 ForwardSm90Args sm90_args(const Problem& problem, const Plan& plan, const Buffers& buffers, i64 tiles) {
-  ForwardSm90Args args;
+  ForwardSm90Args args{};  // no map, where rows are gathered
   static_cast<ForwardArgs&>(args) = forward_args(problem, plan, buffers);
   const i64 sequences = problem.query_form == QueryForm::varlen ? 1 : problem.batch;
-  const i64 key_sequences = problem.key_form == KeyForm::varlen ? 1 : problem.batch;
   const auto queries = [&](const View& view, i64 columns) {
     return tensor_map(view, {sequences, problem.query_rows, problem.heads, columns}, kPartRows);
   };
-  const auto keys = [&](const View& view, i64 columns) {
-    return tensor_map(view, {key_sequences, problem.key_rows, problem.kv_heads, columns}, plan.key_block);
-  };
   args.q_map = queries(buffers.q, problem.head_dim);
-  args.k_map = keys(buffers.k, problem.head_dim);
-  args.v_map = keys(buffers.v, problem.value_dim);
+  set_key_maps(args, problem, plan, buffers);
   args.o_map = queries(buffers.o, problem.value_dim);
   args.set_tiles(static_cast<u32>(tiles / args.blocks));
+  return args;
+}
+
+CachedForwardArgs cached_args(const ForwardSm90Args& common, const Problem& problem, const Plan& plan,
+                              const Buffers& buffers, bool natural) {
+  CachedForwardArgs args;
+  static_cast<ForwardSm90Args&>(args) = common;
+  args.cache = cache_args(problem, buffers, natural);
+  const i32 key_block = narrow(plan.key_block);
+  args.box_rows = forward_sm90_box_rows(problem, key_block);
+  if (args.box_rows) args.boxes = key_block / args.box_rows;
   return args;
 }
 
@@ -65,7 +87,10 @@ void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& b
   constexpr int kBringWarps = 4;
   const Grid grid{static_cast<unsigned>(plan.thread_blocks), static_cast<unsigned>(32 * (plan.warps + kBringWarps)),
                   static_cast<unsigned>(plan.shared_bytes)};
-  launch(loaded, grid, stream, args);
+  if (constants.cached)
+    launch(loaded, grid, stream, cached_args(args, problem, plan, buffers, constants.natural));
+  else
+    launch(loaded, grid, stream, args);
 }
 
 void prepare_forward_sm90(const Problem& problem) {

@@ -26,6 +26,11 @@ inline Slot slot_of(const DecodeArgs& args, i32 row, i32 slot, bool early = fals
   return {nearest, number, nearest != entry, entry};
 }
 
+// Another lane's address.
+inline const char* from_lane(const char* p, int lane) {
+  return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
+}
+
 // Element x of a row at a position, turned by the angle of its pair.
 inline float rotated(const DecodeArgs& args, const char* row, i64 stride, i64 position, i32 x) {
   const auto element = [&](i32 index) { return load_element(row + index * stride, kElement); };

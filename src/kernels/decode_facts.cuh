@@ -100,10 +100,6 @@ class HeadRows {
   i64 row_stride_, stride_;
 };
 
-inline const char* from_lane(const char* p, int lane) {
-  return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<u64>(p), lane));
-}
-
 inline const char* query_row(const Block& block, const PackedRow& row) {
   const TensorArg& q = block.args.q;
   const CacheFacts& sequence = block.facts.sequence;

@@ -5,7 +5,7 @@
 // query rows each: S = Q K^T and O += P V by wgmma, the softmax between the two in registers. A tile's blocks of keys
 // are walked from the last to the first. Thread blocks stay on their multiprocessors and take tile after tile: the next
 // one's Q and first K come while this one ends.
-#include "kernels/bring_sm90.cuh"
+#include "kernels/bring_cached_sm90.cuh"
 #include "kernels/score_rules.cuh"
 #include "kernels/warpgroup_sm90.cuh"
 
@@ -95,6 +95,7 @@ struct Computer : Warpgroup {
 
   // Zeros in the rows of V that may hold anything, each warpgroup for itself.
   void clear_values(const Keys& clean, i32 n) const {
+    if constexpr (kGathers) return;  // they came as zeros
     const i32 first = n * kBlockKeys;
     if (clean.begin <= first && first + kBlockKeys <= clean.end) return;
     constexpr int units = kValueStage.row_bytes / kUnitBytes;
@@ -296,7 +297,7 @@ inline void compute(const Shared& shared, char* memory, const ForwardSm90Args& a
 }  // namespace narrows
 
 extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
-    forward_sm90(const __grid_constant__ narrows::ForwardSm90Args args) {
+    forward_sm90(const __grid_constant__ narrows::KernelArgs args) {
   using namespace narrows;
   extern __shared__ __align__(kTileAlignment) char memory[];
   const Shared shared{shared_address(memory)};
@@ -317,10 +318,12 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     if (warp == kWarps) {
       Scheduler scheduler(args, broken);
       schedule(shared, slots, scheduler);
-    } else if (warp == kWarps + 1 && lane == 0) {
+    } else if (!kCached && warp == kWarps + 1 && lane == 0) {
       bring_keys_and_values(shared, slots, args);
     } else if (warp == kWarps + 2 && lane == 0) {
       bring_queries(shared, slots, args);
+    } else if constexpr (kCached) {
+      bring_cached(shared, slots, cached_args(args), warp - kWarps);
     }
   }
 }

@@ -35,13 +35,18 @@ struct Stages {
   u32 empty_barrier(const Ring& at) const { return empty + static_cast<u32>(8 * at.stage); }
 };
 
+// Arrivals of a stage of K or V: of the engine's caller, or of every lane that gathers rows. And who reads facts without
+// computing.
+constexpr u32 kBringArrivals = kGathers ? u32{kWarp} : 1, kBringReaders = kGathers ? 3 : 2;
+
 // barrier                count                    arrives                              waits
-// full of K and V        1                        their producer, with the bytes       every thread that computes
+// full of K and V        kBringArrivals           their producer, with the bytes       every thread that computes
 // empty of K and V       4 per warpgroup          a lane of each warp that computes    their producer
 // query_full             1                        Q's producer, with the bytes         its warpgroup
 // query_empty            4, or 1 if O takes Q's   a lane of each warp, or the storer   Q's producer
 // facts_full             1                        the scheduler                        all others
-// facts_empty            4 per warpgroup + 2      each reader                          the scheduler
+// facts_empty            4 per warpgroup, and      each reader                          the scheduler
+//                        kBringReaders
 struct Shared {
   u32 base;
 
@@ -72,14 +77,14 @@ inline void init_barriers(const Shared& shared) {
       init_barrier(shared.query_empty(w, at), kOwnOutputTile ? 4 : 1);
     }
   for (Ring at; at.phase == 0; at.next()) {
-    init_barrier(shared.keys().full_barrier(at), 1);
+    init_barrier(shared.keys().full_barrier(at), kBringArrivals);
     init_barrier(shared.keys().empty_barrier(at), 4 * kWarpgroups);
-    init_barrier(shared.values().full_barrier(at), 1);
+    init_barrier(shared.values().full_barrier(at), kBringArrivals);
     init_barrier(shared.values().empty_barrier(at), 4 * kWarpgroups);
   }
   for (int slot = 0; slot < kFactSlots; ++slot) {
     init_barrier(shared.facts_full(slot), 1);
-    init_barrier(shared.facts_empty(slot), 4 * kWarpgroups + 2);
+    init_barrier(shared.facts_empty(slot), 4 * kWarpgroups + kBringReaders);
   }
   fence_barrier_init();
 }

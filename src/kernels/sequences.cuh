@@ -166,7 +166,10 @@ struct QueryBlock : SequenceFacts {
 };
 
 // Block `number` of the rows of a pair: of those of sequence `queries`, if its bounds are known to be some.
-inline QueryBlock query_block_of(const CallArgs& args, const Part& queries, i32 head, i32 number, bool reports) {
+// facts_of_sequence(reports)
+template <class FactsOfSequence>
+inline QueryBlock query_block_of(const CallArgs& args, const Part& queries, i32 head, i32 number, bool reports,
+                                 const FactsOfSequence& facts_of_sequence) {
   QueryBlock block{};
   block.sequence = queries.sequence;
   block.first_query = queries.begin;
@@ -174,15 +177,19 @@ inline QueryBlock query_block_of(const CallArgs& args, const Part& queries, i32 
   i32 first_row = number * kBlockQueries;
   if (is_varlen(args.cu_seqlens_q))
     first_row -= static_cast<i32>(first_block(queries.begin, queries.sequence, kBlockQueries)) * kBlockQueries;
-  if (queries.sequence < args.batch && !queries.broken) {
-    const bool first = reports && head == 0 && first_row == 0;
-    const Part keys = part_of(args, key_bounds(args), queries.sequence, first);
-    static_cast<SequenceFacts&>(block) = facts_of(args, queries, keys, first);
-  }
+  if (queries.sequence < args.batch && !queries.broken)
+    static_cast<SequenceFacts&>(block) = facts_of_sequence(reports && head == 0 && first_row == 0);
   block.head = head;
   block.first_row = first_row;
   block.rows = clamp_to(queries.count - first_row, 0, kBlockQueries);
   return block;
+}
+
+// The same of a call's own keys.
+inline QueryBlock query_block_of(const CallArgs& args, const Part& queries, i32 head, i32 number, bool reports) {
+  return query_block_of(args, queries, head, number, reports, [&](bool first) {
+    return facts_of(args, queries, part_of(args, key_bounds(args), queries.sequence, first), first);
+  });
 }
 
 // A dense call's pairs are (batch, head), a varlen one's are heads.

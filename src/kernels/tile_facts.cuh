@@ -1,8 +1,7 @@
 // What a warp that schedules finds out about a tile before the others begin it: some query rows of one head, and the
 // keys that they see.
 #pragma once
-#include "kernels/query_block.cuh"
-#include "shared/forward_sm90_args.h"
+#include "kernels/cached_facts.cuh"
 
 namespace narrows {
 
@@ -39,7 +38,7 @@ struct TileSight {
   }
 };
 
-struct TileFacts {
+struct TileFacts : CacheRow<kCached> {
   QueryBlock block;
   i32 kv_head;
   bool exists;  // false: there are no more
@@ -51,6 +50,11 @@ struct TileFacts {
   Keys own
       [kWarpgroups];  // of `blocks`, those that it computes: but for one at each end, if no row of it sees a key there
   TileSight sight;    // where they do not see every key
+
+  // Keys that are read of a cache: those of the tile's blocks in `clean`.
+  Keys read() const {
+    return {max_of(blocks.begin * kBlockKeys, clean.begin), min_of(blocks.end * kBlockKeys, clean.end)};
+  }
 };
 
 inline i32 lane_index() { return static_cast<i32>(thread_index() % kWarp); }
@@ -126,10 +130,18 @@ inline void find_facts(const ForwardSm90Args& args, const QueryBlock& block, Til
     facts.blocks = blocks_of(Keys{0, block.broken ? 0 : block.keys});
     facts.clean = {0, block.keys};
   }
-  if (!is_varlen(args.cu_seqlens_k) && facts.clean.end == args.key_rows) facts.clean.end = kMostKey;
+  if (!kCached && !is_varlen(args.cu_seqlens_k) && facts.clean.end == args.key_rows) facts.clean.end = kMostKey;
   facts.block = block;
   facts.kv_head = static_cast<i32>(args.group_divisor.quotient(static_cast<u32>(block.head)));
   facts.exists = true;
+}
+
+// Then, of keys in a cache. By a warp.
+inline void find_pages(const DecodeArgs& cache, i32 row, TileFacts& facts) {
+  __syncwarp();
+  const bool misses = misses_page(cache, facts.block, row, facts.read());
+  facts.set_cache_row(row);
+  if (misses) facts.block.broken = true;  // the nearest page is read in the place of one that is none
 }
 
 // Varlen, with bounds that are some: the sequence of a block. Each lane looks at one of 32 sequences at equal
@@ -159,7 +171,9 @@ class Scheduler {
     for (; next_ < args_.tiles; advance()) {
       const QueryBlock block = block_at(next_);
       if (block.rows == 0) continue;
-      return find_facts(args_, block, facts);
+      find_facts(args_, block, facts);
+      if constexpr (kCached) find_pages(cached_args(args_).cache, cache_row_, facts);
+      return;
     }
     facts.exists = false;
   }
@@ -175,20 +189,27 @@ class Scheduler {
   }
 
  private:
-  QueryBlock block_at(u32 index) const {
+  QueryBlock block_at(u32 index) {
     const TileNumber tile = args_.order.at(index);
     if (is_varlen(args_.cu_seqlens_q)) {
       const Part queries = broken_ ? Part{0, 0, args_.query_rows, true} : search_sequence(args_, tile.block);
-      return query_block_of(args_, queries, tile.pair, tile.block, lane_index() == 0);
+      return block_of(queries, tile.pair, tile.block);
     }
     const i32 sequence = static_cast<i32>(args_.heads_divisor.quotient(static_cast<u32>(tile.pair)));
-    return query_block_of(args_, {sequence, 0, args_.query_rows, false}, tile.pair - sequence * args_.heads, tile.block,
-                          lane_index() == 0);
+    return block_of({sequence, 0, args_.query_rows, false}, tile.pair - sequence * args_.heads, tile.block);
+  }
+  QueryBlock block_of(const Part& queries, i32 head, i32 number) {
+    const bool reports = lane_index() == 0;
+    if constexpr (kCached)
+      return cached_block_of(cached_args(args_).cache, queries, head, number, reports, cache_row_);
+    else
+      return query_block_of(args_, queries, head, number, reports);
   }
 
   const ForwardSm90Args& args_;
   bool broken_;
   u32 next_ = blockIdx.x;
+  i32 cache_row_ = 0;  // of the tile at hand
 };
 
 }  // namespace narrows

@@ -67,8 +67,14 @@ struct Warpgroup {
     }
   }
 
-  void wait_keys() const { wait_barrier(shared.keys().full_barrier(k), k.phase); }
-  void wait_values() const { wait_barrier(shared.values().full_barrier(v), v.phase); }
+  void wait_keys() const {
+    wait_barrier(shared.keys().full_barrier(k), k.phase);
+    if constexpr (kGathers) fence_async_shared();
+  }
+  void wait_values() const {
+    wait_barrier(shared.values().full_barrier(v), v.phase);
+    if constexpr (kGathers) fence_async_shared();
+  }
 
   // S = Q K^T: begun here, there after a wait.
   void begin_scores(Scores& s) const {

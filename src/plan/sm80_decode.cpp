@@ -122,6 +122,12 @@ int decode_copy_bytes(const Problem& problem) {
   return copy.bytes() == 16 ? 16 : 0;
 }
 
+/// Query rows times heads that share a kv head, of a sequence in the mean: lengths of packed ones are not known.
+i64 mean_rows_of_head(const Problem& problem) {
+  if (problem.query_form == QueryForm::dense) return rows_of_head(problem);
+  return saturating_multiply(ceil_div(problem.query_rows, std::max<i64>(problem.batch, 1)), problem.group());
+}
+
 /// Partial results that may wait to be joined.
 i64 partial_slots(const Problem& problem, const Plan& plan) {
   const i64 rows = line_rows(problem, plan.query_block);
@@ -240,8 +246,10 @@ std::variant<Plan, Refusal> consider_sm80_decode(const Problem& problem, const W
   plan.blocks = i64{std::max(machine.multiprocessors, 1)} * constants.resident_blocks;
   share_out(plan, problem, decode_columns(constants), kMostBlocks);
   const double rate = machine.flops_per_second * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
-  // Of wide heads every tile of packed rows reads K and V for itself, at memory's rate: the table's last rows keep few bytes on their way.
-  const i64 reads = decodes_wide(problem) ? std::max<i64>(ceil_div(rows_of_head(problem), plan.query_block), 1) : 1;
+  // Every tile of packed rows reads K and V for itself. Taken to be at memory's rate: of wide heads it is, since the table's last rows keep
+  // few bytes on their way, and of others nothing else is known.
+  const i64 rows = decodes_wide(problem) ? rows_of_head(problem) : mean_rows_of_head(problem);
+  const i64 reads = std::max<i64>(ceil_div(rows, plan.query_block), 1);
   const i64 bytes = saturating_multiply(work.fused_bytes, reads);
   plan.prediction = predict(work.flops, bytes, rate, machine.bytes_per_second);
   return plan;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace narrows {
 namespace {
@@ -18,11 +19,14 @@ using namespace sm80;
 
 constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims as they lie on chip
 constexpr i32 kPartRows = 64;                                     // of a warpgroup
+constexpr i64 kSwizzledRows = 8;  // of a tile, after which its swizzle repeats: a box begins at a multiple of them
+constexpr i64 kLeastBoxRows = 16;  // boxes of 8 took 1.04 to 1.11 of gathering's time
 
 /// The first row of a width that takes a call's rules and lengths is its own.
 struct Sm90Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
+  bool caches;                // takes keys in a cache: two warpgroups leave registers for who finds them
   i64 least_keys;             // of the longest sequence
   i32 warpgroups, key_block, stages, query_stages, fact_slots;
   bool queries_in_registers, own_output_tile;
@@ -30,20 +34,21 @@ struct Sm90Tiles {
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kSm90Tiles{
-    Sm90Tiles{64, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
-    Sm90Tiles{96, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
-    Sm90Tiles{96, true, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{96, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
-    Sm90Tiles{128, false, false, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
-    Sm90Tiles{192, true, false, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{192, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, false, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{64, false, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{64, true, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{96, true, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, true, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, true, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, true, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{192, true, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, false, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, true, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
@@ -99,10 +104,21 @@ namespace {
 
 using sm90::kUnitBytes;
 
+bool is_cached(const Problem& problem) {
+  return problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages;
+}
+
+std::string cache_refusal(const Problem& problem) {
+  if (problem.rotary_pairs) return "turns no queries by their positions";
+  if (problem.appends) return text("appends to no cache where head dims are up to ", kSm90Widths.back());
+  if (problem.capacity == 0 || problem.key_batches == 0) return "needs a key";
+  if (std::max({problem.capacity, problem.key_batches, problem.cache_rows}) > kMostBlocks)
+    return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
+  return "";
+}
+
 std::string sm90_refusal(const Problem& problem, const Machine& machine) {
   if (std::string reason = sm90::device_refusal(machine); !reason.empty()) return reason;
-  if (problem.key_form == KeyForm::cache || problem.key_form == KeyForm::pages)
-    return text("reads KV caches of head dims above ", kSm90Widths.back(), " alone");
   if (std::string reason = sm90::dtype_refusal(problem); !reason.empty()) return reason;
   if (std::string reason = sm90::head_dim_refusal(problem, kSm90Widths.back()); !reason.empty()) return reason;
   if (std::string reason = sm90::rules_refusal(problem); !reason.empty()) return reason;
@@ -110,6 +126,8 @@ std::string sm90_refusal(const Problem& problem, const Machine& machine) {
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
     if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
   if (problem.key_rows == 0) return "needs a key";
+  if (is_cached(problem))
+    if (std::string reason = cache_refusal(problem); !reason.empty()) return reason;
   return rows_refusal(problem);
 }
 
@@ -137,6 +155,17 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& til
   return constants;
 }
 
+/// Who finds keys in a cache takes more registers than who finds those of the call; at 256 columns no product has any to spare.
+ForwardSm90Constants over_cache(ForwardSm90Constants constants, bool gathers) {
+  constants.cached = true;
+  constants.gathers = gathers;
+  if (std::max(constants.head_width, constants.value_width) < kSm90Widths.back()) {
+    constants.bring_registers = 56;
+    constants.compute_registers = 224;
+  }
+  return constants;
+}
+
 ForwardSm90Constants sm90_rules(const Problem& problem) {
   const auto common = rules_of<ForwardConstants>(problem);
   ForwardSm90Constants constants;
@@ -144,14 +173,25 @@ ForwardSm90Constants sm90_rules(const Problem& problem) {
   constants.natural = common.natural;
   constants.softcap = common.softcap;
   constants.alibi = common.alibi;
+  constants.cached = is_cached(problem);
   return constants;
 }
 
 const Sm90Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
   return *std::find_if(kSm90Tiles.begin(), kSm90Tiles.end(), [&](const Sm90Tiles& tiles) {
     return tiles.width == width && tiles.limits_keys >= rules.limits_keys && tiles.natural >= rules.natural &&
-           tiles.least_keys <= keys;
+           tiles.caches >= rules.cached && tiles.least_keys <= keys;
   });
+}
+
+/// Products that are computed, of rows that there are not and by multiprocessors that wait for the last tiles too, by those of the
+/// call. Decides between this kernel and the one that packs few query rows.
+double products_by_rows(const Problem& problem, const Machine& machine, i64 tiles, i64 query_block) {
+  const i64 sequences = problem.query_form == QueryForm::varlen ? 1 : problem.batch;
+  const i64 rows = saturating_multiply(saturating_multiply(sequences, problem.heads), problem.query_rows);
+  const i64 at_once = std::max(machine.multiprocessors, 1);
+  return static_cast<double>(ceil_div(tiles, at_once) * at_once) * static_cast<double>(query_block) /
+         static_cast<double>(std::max<i64>(rows, 1));
 }
 
 }  // namespace
@@ -173,7 +213,17 @@ ForwardSm90Constants forward_sm90_constants(const Problem& problem) {
   const i32 head_width = sm90_width(problem.head_dim), value_width = sm90_width(problem.value_dim);
   const ForwardSm90Constants rules = sm90_rules(problem);
   const Sm90Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
-  return with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
+  const ForwardSm90Constants constants =
+      with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
+  if (!constants.cached) return constants;
+  return over_cache(constants, forward_sm90_box_rows(problem, constants.key_block) == 0);
+}
+
+i32 forward_sm90_box_rows(const Problem& problem, i32 key_block) {
+  if (problem.key_form != KeyForm::pages) return key_block;
+  if (problem.padded) return 0;  // tiles begin anywhere in a page
+  const i64 rows = std::gcd(problem.page_size, i64{key_block});
+  return rows % kSwizzledRows == 0 && rows >= kLeastBoxRows ? static_cast<i32>(rows) : 0;
 }
 
 Program forward_sm90_program(const ForwardSm90Constants& constants) {
@@ -202,6 +252,8 @@ Program forward_sm90_program(const ForwardSm90Constants& constants) {
   config.flag("kLimitsKeys", constants.limits_keys);
   config.flag("kQueriesInRegisters", constants.queries_in_registers);
   config.flag("kOwnOutputTile", constants.own_output_tile);
+  config.flag("kCached", constants.cached);
+  config.flag("kGathers", constants.gathers);
   config.add(sm90::products_text(constants.element, constants.key_block, constants.value_width));
   return {"forward_sm90.cu", "forward_sm90", config.text()};
 }
@@ -238,8 +290,9 @@ std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& wo
   // Sm90Tiles of one length are dealt out in turn.
   const bool uneven = constants.limits_keys || problem.lengths_on_device;
   if (uneven && tiles > plan.thread_blocks) plan.workspace = {{"tiles taken", kScratchAlignment}};
-  plan.prediction =
-      predict(work.flops, work.fused_bytes, machine.flops_per_second * kReached, machine.bytes_per_second);
+  const double flops =
+      constants.cached ? work.flops * products_by_rows(problem, machine, tiles, plan.query_block) : work.flops;
+  plan.prediction = predict(flops, work.fused_bytes, machine.flops_per_second * kReached, machine.bytes_per_second);
   return plan;
 }
 
@@ -248,16 +301,24 @@ std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
   std::vector<Program> programs;
   if (machine.compute_capability != 90) return programs;
   for (const Element element : {Element::bf16, Element::fp16})
-    for (const Sm90Tiles& tiles : kSm90Tiles)
+    for (const Sm90Tiles& tiles : kSm90Tiles) {
+      if (element == Element::fp16 && tiles.width != kFp16At) continue;
+      const auto is_taken = [&](const ForwardSm90Constants& rules) {
+        return &tiles_of(tiles.width, rules, tiles.least_keys) == &tiles;
+      };
+      ForwardSm90Constants rules;
+      rules.natural = tiles.natural;
+      const auto constants = [&] { return with_tiles(rules, tiles, element, tiles.width, tiles.width); };
       for (const bool limits_keys : {false, true}) {
-        if (element == Element::fp16 && tiles.width != kFp16At) continue;
-        ForwardSm90Constants rules;
         rules.limits_keys = limits_keys;
-        rules.natural = tiles.natural;
         rules.softcap = rules.alibi = tiles.natural && limits_keys;
-        if (&tiles_of(tiles.width, rules, tiles.least_keys) != &tiles) continue;
-        programs.push_back(forward_sm90_program(with_tiles(rules, tiles, element, tiles.width, tiles.width)));
+        if (is_taken(rules)) programs.push_back(forward_sm90_program(constants()));
       }
+      rules.cached = true;
+      if (element != Element::bf16 || tiles.natural || tiles.least_keys != 0 || !is_taken(rules)) continue;
+      for (const bool gathers : {false, true})
+        programs.push_back(forward_sm90_program(over_cache(constants(), gathers)));
+    }
   return programs;
 }
 

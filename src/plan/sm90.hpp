@@ -23,6 +23,8 @@ struct ForwardSm90Constants {
   bool own_output_tile = false;       // O leaves through a tile of its own, else through Q's
   bool limits_keys = false;           // rows do not see every key
   bool natural = false, softcap = false, alibi = false;
+  bool cached = false;   // keys lie in a cache or in pages
+  bool gathers = false;  // row by row: no box of the copy engine lies whole in a page
 
   bool operator==(const ForwardSm90Constants&) const = default;
 };
@@ -34,10 +36,14 @@ Program forward_sm90_program(const ForwardSm90Constants& constants);
 /// Dynamic shared memory of a thread block.
 i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants);
 
+/// Slots that the copy engine brings at once of a cache or of pages, none of two pages; 0: rows are gathered.
+i32 forward_sm90_box_rows(const Problem& problem, i32 key_block);
+
 /// Tiles of query rows and heads that a call's thread blocks take; some of a varlen call's have no rows.
 i64 forward_sm90_tiles(const Problem& problem, i64 query_block);
 
-/// Every row of the table with masks and without, with all score rules or none; in fp16 the rows of one width.
+/// Every row of the table with masks and without, with all score rules or none; in fp16 the rows of one width. Over caches those with
+/// masks alone, in bf16.
 std::vector<Program> planned_forward_sm90_programs(const Machine& machine);
 
 }  // namespace narrows

@@ -11,6 +11,9 @@ struct WholeCall {
     i32 first_query, queries, rows, first_key, keys;  // rows: that the tensor has
   };
 
+  /// Of each sequence's keys, the rows of k and v.
+  using Places = std::vector<std::vector<i32>>;
+
   bool varlen;
   i32 heads = 2, group = 2, d = kHeadDim - 8, dv = kValueDim - 8;
   std::vector<Lengths> sequences;
@@ -18,10 +21,13 @@ struct WholeCall {
   std::vector<unsigned short> q, k, v, o;
   std::vector<float> lse, slopes{0.5f, 0.0625f}, sinks{0.25f, -1.5f};
   std::vector<i32> query_starts{0}, key_starts{0}, used_queries, used_keys;
-  ForwardSm90Args args;
+  Places places;
+  KernelArgs args;
   double scale = 0.3;
 
-  WholeCall(bool varlen_, std::vector<Lengths> lengths) : varlen(varlen_), sequences(std::move(lengths)) {
+  /// rows: of k and v; without places keys lie where the lengths say.
+  WholeCall(bool varlen_, std::vector<Lengths> lengths, Places places_ = {}, i32 rows = 0)
+      : varlen(varlen_), sequences(std::move(lengths)), places(std::move(places_)) {
     for (const Lengths& s : sequences) {
       query_rows = max_of(query_rows, s.first_query + s.rows);
       query_starts.push_back(s.first_query + s.rows);
@@ -30,10 +36,16 @@ struct WholeCall {
     }
     for (std::size_t s = 1; s < sequences.size(); ++s) key_starts.push_back(sequences[s].first_key);
     key_starts.push_back(sequences.back().first_key + sequences.back().keys + 3);
-    key_rows = key_starts.back() + 5;
+    key_rows = places.empty() ? key_starts.back() + 5 : rows;
+    if (places.empty())
+      for (const Lengths& s : sequences) {
+        places.emplace_back(static_cast<std::size_t>(s.keys));
+        std::iota(places.back().begin(), places.back().end(), s.first_key);
+      }
     query_rows += varlen ? 9 : 0;  // rows behind the last sequence
     fill();
   }
+  virtual ~WholeCall() = default;
 
   static unsigned short bits(float x) {
     return static_cast<unsigned short>(kElement == Element::fp16 ? fp16_bits(x) : bf16_bits(x));
@@ -54,32 +66,36 @@ struct WholeCall {
     v = make(key_rows, kv_heads, dv);
     for (i32 row = 0; row < key_rows; ++row) {
       bool used = false;
-      for (const Lengths& s : sequences) used = used || (s.first_key <= row && row < s.first_key + s.keys);
-      if (used) continue;
-      std::fill_n(&k[static_cast<std::size_t>(row * kv_heads * d)], kv_heads * d, bits(kPoison));
-      std::fill_n(&v[static_cast<std::size_t>(row * kv_heads * dv)], kv_heads * dv, bits(kPoison));
+      for (const std::vector<i32>& rows : places) used = used || std::count(rows.begin(), rows.end(), row) != 0;
+      if (!used) poison_row(row);
     }
     o.assign(static_cast<std::size_t>(query_rows * heads * dv), bits(kPoison));
     lse.assign(static_cast<std::size_t>(query_rows * heads), kPoison);
   }
 
+  void poison_row(i32 row) {
+    const i32 kv_heads = heads / group;
+    std::fill_n(&k[static_cast<std::size_t>(row * kv_heads * d)], kv_heads * d, bits(kPoison));
+    std::fill_n(&v[static_cast<std::size_t>(row * kv_heads * dv)], kv_heads * dv, bits(kPoison));
+  }
+
+  /// By a row of the sequence.
+  bool is_seen(std::size_t s, i32 j) const {
+    const Lengths& at = sequences[s];
+    for (i32 i = 0; i < at.queries; ++i)
+      if (visible(args.visibility, i + i64{at.keys} - at.queries, j, at.keys)) return true;
+    return false;
+  }
+
   /// Keys that a sequence has and none of its rows sees.
   void poison_unseen() {
-    const i32 kv_heads = heads / group;
-    for (const Lengths& s : sequences)
-      for (i32 j = 0; j < s.keys; ++j) {
-        bool seen = false;
-        for (i32 i = 0; i < s.queries; ++i)
-          seen = seen || visible(args.visibility, i + i64{s.keys} - s.queries, j, s.keys);
-        if (seen) continue;
-        const i32 row = s.first_key + j;
-        std::fill_n(&k[static_cast<std::size_t>(row * kv_heads * d)], kv_heads * d, bits(kPoison));
-        std::fill_n(&v[static_cast<std::size_t>(row * kv_heads * dv)], kv_heads * dv, bits(kPoison));
-      }
+    for (std::size_t s = 0; s < sequences.size(); ++s)
+      for (i32 j = 0; j < sequences[s].keys; ++j)
+        if (!is_seen(s, j)) poison_row(places[s][static_cast<std::size_t>(j)]);
   }
 
   /// Rows of a dense call's sequences lie `first_query` and `first_key` of the second apart.
-  void describe_all() {
+  virtual void describe_all() {
     const i32 batch = static_cast<i32>(sequences.size()), kv_heads = heads / group;
     const i32 queries = varlen ? query_rows : sequences[0].rows, keys = varlen ? key_rows : sequences[1].first_key;
     const auto set = [&](TensorArg& arg, TensorMap& map, std::vector<unsigned short>& data, i32 rows, i32 count,
@@ -142,8 +158,9 @@ struct WholeCall {
     for (i32 j = 0; j < at.keys; ++j) {
       double dot = 0;
       for (i32 x = 0; x < d; ++x)
-        dot += static_cast<double>(value(q[static_cast<std::size_t>((row * heads + h) * d + x)])) *
-               value(k[static_cast<std::size_t>(((at.first_key + j) * kv_heads + h / group) * d + x)]);
+        dot +=
+            static_cast<double>(value(q[static_cast<std::size_t>((row * heads + h) * d + x)])) *
+            value(k[static_cast<std::size_t>((places[s][static_cast<std::size_t>(j)] * kv_heads + h / group) * d + x)]);
       double logit = dot * scale;
       if (kSoftcap) logit = 4 * std::tanh(logit / 4);
       if (kAlibi)
@@ -161,7 +178,9 @@ struct WholeCall {
       sum += weight;
       for (i32 x = 0; x < dv; ++x)
         sums[static_cast<std::size_t>(x)] +=
-            weight * value(v[static_cast<std::size_t>(((at.first_key + j) * kv_heads + h / group) * dv + x)]);
+            weight *
+            value(
+                v[static_cast<std::size_t>((places[s][static_cast<std::size_t>(j)] * kv_heads + h / group) * dv + x)]);
     }
     const i32 queries = varlen ? query_rows : sequences[0].rows;
     const std::size_t place = varlen ? static_cast<std::size_t>(h * queries + row)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -27,7 +28,8 @@ namespace narrows {
                                kTilesBeforeWait = 2, kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232,
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kQueriesInRegisters = true, kOwnOutputTile = true, kNatural = false,
-                                kSoftcap = false, kAlibi = false, kBias = false, kMask = false, kDropout = false;
+                                kSoftcap = false, kAlibi = false, kBias = false, kMask = false, kDropout = false,
+                                kCached = false, kGathers = false;
 }  // namespace narrows
 
 #include "kernels/ptx_sm90.cuh"

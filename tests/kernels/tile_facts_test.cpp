@@ -14,7 +14,7 @@ namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16;
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 48, kWarps = 8,
                                kWarpgroups = 2, kThreads = 384;
-[[maybe_unused]] constexpr bool kLimitsKeys = true;
+[[maybe_unused]] constexpr bool kLimitsKeys = true, kCached = false;
 }  // namespace narrows
 
 #include "kernels/tile_facts.cuh"

@@ -186,7 +186,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 20u + 6);
+  EXPECT_EQ(programs.size(), 20u + 6 + 10) << "plain, in fp16, over caches";
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {

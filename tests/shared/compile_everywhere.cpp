@@ -30,7 +30,8 @@ constexpr std::array kHeaders{"params.h",
                               "merge_args.h",
                               "ticket.h",
                               "forward_sm90_args.h",
-                              "backward_sm90_args.h"};
+                              "backward_sm90_args.h",
+                              "cached_forward_args.h"};
 
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);

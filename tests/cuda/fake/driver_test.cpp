@@ -24,6 +24,7 @@
 #include "cuda/tensor_map.hpp"
 #include "plan/sm80_decode.hpp"
 #include "plan/sm90.hpp"
+#include "shared/cached_forward_args.h"
 #include "tests/cuda/fake/state.hpp"
 #include "tests/tools/files_support.hpp"
 
@@ -300,6 +301,40 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
 /// Addresses of nothing.
 Tensor on_hopper(int number, DType dtype, const Dims& shape) {
   return {reinterpret_cast<void*>(std::uintptr_t{1} << (24 + number)), dtype, shape, {}, {DeviceKind::cuda, 1}};
+}
+
+/// Its boxes, and the call as kernels of caches have it.
+TEST_F(FakeDriver, APromptOverPagesIsLaunched) {
+  for (const bool padded : {false, true}) {
+    const Tensor q = on_hopper(1, DType::bf16, {2, 300, 8, 128}), pool = on_hopper(2, DType::bf16, {50, 48, 2, 128});
+    const Outputs out{on_hopper(3, DType::bf16, {2, 300, 8, 128}), on_hopper(4, DType::fp32, {2, 8, 300})};
+    Options options;
+    options.cache_seqlens = on_hopper(5, DType::int32, {2});
+    options.block_table = on_hopper(6, DType::int32, {2, 20});
+    if (padded) options.leftpad = on_hopper(7, DType::int32, {2});
+    options.stream = kStream;
+    options.family = "sm90";
+    const Call call = make_forward({q, pool, pool}, out, options);
+    packed(forward_sm90_program(forward_sm90_constants(call.problem)));
+    state().argument_bytes = sizeof(CachedForwardArgs);
+    forward({q, pool, pool}, out, options);
+    state().argument_bytes = fake::kArgumentBytes;
+    CachedForwardArgs args;
+    ASSERT_EQ(state().argument.size(), sizeof args);
+    std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
+    EXPECT_EQ(args.box_rows, padded ? 0 : 16) << "of 48 slots and 128 keys";
+    EXPECT_EQ(args.boxes, padded ? 0 : 8);
+    EXPECT_EQ(args.k_map.bytes[0] == 0, padded) << "the engine brings none";
+    EXPECT_TRUE(args.cache.cached);
+    EXPECT_EQ(args.cache.table, static_cast<const i32*>(options.block_table.data));
+    EXPECT_EQ(args.cache.table_row, 20);
+    EXPECT_EQ(args.cache.pages, 50);
+    EXPECT_EQ(args.cache.capacity, 960);
+    EXPECT_EQ(args.cache.by_page.divide(99).quotient, 2);
+    EXPECT_EQ(args.cache.leftpad.data != nullptr, padded);
+    EXPECT_EQ(args.cache.query_rows, 300);
+    EXPECT_EQ(args.tiles, 3u * 2 * 8);
+  }
 }
 
 /// A packed call that decodes, of so many sequences of a cache of 64 slots.

@@ -1,0 +1,68 @@
+// The whole forward kernel of family sm90 on the host: keys in a cache or in pages of which every row sees every one.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "tests/kernels/device/device.hpp"
+
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(threads, blocks)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#undef __shared__
+#define __shared__
+// Their names have no namespace, and every such test has a kernel of its own.
+#define forward_sm90 forward_sm90_pages
+#define memory memory_pages
+
+namespace pages_of_sm90 {
+#include "shared/cached_forward_args.h"
+
+namespace narrows {
+[[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
+[[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 64, kWarps = 8,
+                               kThreads = 384, kWarpgroups = 2, kStages = 2, kQueryStages = 2, kFactSlots = 2,
+                               kTilesBeforeWait = -1, kCopyBytes = 16, kBringRegisters = 40, kComputeRegisters = 232,
+                               kSharedBytes = 232448;
+[[maybe_unused]] constexpr bool kLimitsKeys = false, kQueriesInRegisters = false, kOwnOutputTile = true,
+                                kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
+                                kDropout = false, kCached = true, kGathers = false;
+}  // namespace narrows
+
+#include "kernels/ptx_sm90.cuh"
+
+namespace narrows {
+inline void multiply_scores(float (&d)[1][kBlockKeys / 8][4], u64 a, u64 b, int adds) {
+  multiply_on_host(d, a, b, false, adds, kElement == Element::fp16);
+}
+inline void multiply_scores(float (&d)[1][kBlockKeys / 8][4], const u32 (&a)[4], u64 b, int adds) {
+  multiply_on_host(d, a, b, false, adds, kElement == Element::fp16);
+}
+inline void multiply_output(float (&d)[1][kValueDim / 8][4], const u32 (&a)[4], u64 b, int adds) {
+  multiply_on_host(d, a, b, true, adds, kElement == Element::fp16);
+}
+}  // namespace narrows
+
+extern "C" {
+alignas(1024) char memory[narrows::kSharedBytes];
+}
+#include "kernels/forward_sm90.cu"
+#undef memory
+
+namespace narrows {
+
+#include "tests/kernels/forward_sm90.inl.hpp"
+
+#include "tests/kernels/forward_sm90_cached.inl.hpp"
+
+TEST(KernelForwardSm90, every_key_of_a_cache_or_of_pages) {
+  expect_cached_call(false, {16, false, false}, {}, 3);
+  expect_cached_call(true, {64, false, true}, {});
+  expect_cached_call(true, {0, true, true}, {});
+}
+
+}  // namespace narrows
+}  // namespace pages_of_sm90
