@@ -1,7 +1,6 @@
 #include "cuda/decode.hpp"
 
 #include "cuda/call_args.hpp"
-#include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
 #include "plan/sm90_decode.hpp"
 #include "shared/decode_line.h"
@@ -26,14 +25,6 @@ ProgramKey key_of(const DecodeConstants& constants) {
   for (const bool rule : {constants.wide, constants.natural, constants.softcap, constants.alibi, constants.bias,
                           constants.mask, constants.dropout, constants.turned})
     bits.add(rule, 1);
-  return bits.key();
-}
-
-ProgramKey append_key(Element element) {
-  KeyBits bits;
-  bits.add(0, 64);
-  bits.add(static_cast<i32>(DecodeKernel::append), 4);
-  bits.add(static_cast<i32>(element), 8);
   return bits.key();
 }
 
@@ -146,9 +137,6 @@ bool has_rows(const Problem& problem) {
   const bool dense = problem.query_form == QueryForm::dense;
   return problem.heads * problem.query_rows != 0 && !(dense && problem.batch == 0);
 }
-bool appends_rows(const Problem& problem) {
-  return problem.appends && problem.batch != 0 && problem.new_rows != 0 && problem.kv_heads != 0;
-}
 
 /// find(key, make_program)
 template <class Find> Kernels kernels_of(const Problem& problem, const Plan& plan, const Find& find) {
@@ -163,13 +151,24 @@ template <class Find> Kernels kernels_of(const Problem& problem, const Plan& pla
   return kernels;
 }
 
-/// Thread blocks of the appending kernel: some of a sequence's new rows each.
-unsigned append_blocks(const Problem& problem, const Plan& plan) {
-  const i64 of_sequence = std::clamp<i64>(ceil_div<i64>(4 * plan.blocks, problem.batch), 1, problem.new_rows);
-  return static_cast<unsigned>(problem.batch * of_sequence);
+}  // namespace
+
+bool appends_rows(const Problem& problem) {
+  return problem.appends && problem.batch != 0 && problem.new_rows != 0 && problem.kv_heads != 0;
 }
 
-}  // namespace
+ProgramKey append_key(Element element) {
+  KeyBits bits;
+  bits.add(0, 64);
+  bits.add(static_cast<i32>(DecodeKernel::append), 4);
+  bits.add(static_cast<i32>(element), 8);
+  return bits.key();
+}
+
+void launch_append(const Kernel& append, const Problem& problem, const DecodeArgs& args, i64 blocks, Stream stream) {
+  const i64 of_sequence = std::clamp<i64>(ceil_div<i64>(4 * blocks, problem.batch), 1, problem.new_rows);
+  launch(append, {static_cast<unsigned>(problem.batch * of_sequence), 32 * kAppendWarps, 0}, stream, args);
+}
 
 DecodeArgs cache_args(const Problem& problem, const Buffers& buffers, bool natural) {
   DecodeArgs args;
@@ -210,7 +209,7 @@ void run_decode(const Problem& problem, const Plan& plan, const Buffers& buffers
   if (!kernels.append && !kernels.decode) return;
   const Scratch scratch(plan, buffers);
   const DecodeArgs args = decode_args(problem, plan, buffers, scratch.data());
-  if (kernels.append) launch(*kernels.append, {append_blocks(problem, plan), 32 * kAppendWarps, 0}, stream, args);
+  if (kernels.append) launch_append(*kernels.append, problem, args, plan.blocks, stream);
   if (!kernels.decode) return;
   const Grid grid{decode_blocks(args), static_cast<unsigned>(32 * plan.warps),
                   static_cast<unsigned>(plan.shared_bytes)};

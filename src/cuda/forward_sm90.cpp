@@ -5,6 +5,7 @@
 #include "cuda/kernel.hpp"
 #include "cuda/scratch.hpp"
 #include "cuda/tensor_map.hpp"
+#include "plan/sm80_decode.hpp"
 #include "plan/sm90.hpp"
 #include "shared/cached_forward_args.h"
 
@@ -58,46 +59,78 @@ ForwardSm90Args sm90_args(const Problem& problem, const Plan& plan, const Buffer
   return args;
 }
 
-CachedForwardArgs cached_args(const ForwardSm90Args& common, const Problem& problem, const Plan& plan,
-                              const Buffers& buffers, bool natural) {
+/// cache: the call as the kernels of caches are given it.
+CachedForwardArgs cached_args(const ForwardSm90Args& common, const DecodeArgs& cache, const Problem& problem,
+                              const Plan& plan) {
   CachedForwardArgs args;
   static_cast<ForwardSm90Args&>(args) = common;
-  args.cache = cache_args(problem, buffers, natural);
+  args.cache = cache;
   const i32 key_block = narrow(plan.key_block);
   args.box_rows = forward_sm90_box_rows(problem, key_block);
   if (args.box_rows) args.boxes = key_block / args.box_rows;
   return args;
 }
 
+/// A region of the scratch; null: there is none.
+std::byte* region(const Plan& plan, const Scratch& scratch, Sm90ForwardRegion wanted) {
+  std::byte* at = scratch.data();
+  const auto number = static_cast<std::size_t>(wanted);
+  for (std::size_t before = 0; before < number; ++before) at += plan.workspace[before].bytes;
+  return plan.workspace[number].bytes ? at : nullptr;
+}
+
+/// find(key, make_program)
+struct Kernels {
+  const Kernel* append = nullptr;   // null: nothing is appended
+  const Kernel* forward = nullptr;  // null: there is no query row
+
+  template <class Find> Kernels(const Problem& problem, const ForwardSm90Constants& constants, bool rows, Find find) {
+    const Element element = constants.element;
+    if (appends_rows(problem)) append = &find(append_key(element), [&] { return append_program(element); });
+    if (rows) forward = &find(key_of(constants), [&] { return forward_sm90_program(constants); });
+  }
+};
+
 }  // namespace
 
 void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& buffers) {
   const i64 tiles = problem.query_rows == 0 ? 0 : forward_sm90_tiles(problem, plan.query_block);
-  if (tiles == 0) return;
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const auto stream = static_cast<Stream>(buffers.stream);
-  const Kernel& loaded =
-      kernel(problem.device.index, key_of(constants), stream, [&] { return forward_sm90_program(constants); });
-  ForwardSm90Args args = sm90_args(problem, plan, buffers, tiles);
+  const Kernels kernels(problem, constants, tiles != 0, [&](const ProgramKey& key, const auto& make) -> const Kernel& {
+    return kernel(problem.device.index, key, stream, make);
+  });
+  if (!kernels.append && !kernels.forward) return;
+  ForwardSm90Args args;
+  if (kernels.forward) args = sm90_args(problem, plan, buffers, tiles);
   const Scratch scratch(plan, buffers);
-  if (const i64 bytes = plan.workspace_bytes()) {
-    args.tiles_taken = reinterpret_cast<u32*>(scratch.data());
-    clear(scratch.data(), bytes, stream);
+  DecodeArgs cache;
+  if (constants.cached) cache = cache_args(problem, buffers, constants.natural);
+  if (kernels.append) {
+    cache.refused = reinterpret_cast<i32*>(region(plan, scratch, Sm90ForwardRegion::refused));
+    launch_append(*kernels.append, problem, cache, plan.blocks, stream);
+  }
+  if (!kernels.forward) return;
+  if (std::byte* const counter = region(plan, scratch, Sm90ForwardRegion::tiles_taken)) {
+    args.tiles_taken = reinterpret_cast<u32*>(counter);
+    clear(counter, plan.workspace.front().bytes, stream);
   }
   constexpr int kBringWarps = 4;
   const Grid grid{static_cast<unsigned>(plan.thread_blocks), static_cast<unsigned>(32 * (plan.warps + kBringWarps)),
                   static_cast<unsigned>(plan.shared_bytes)};
   if (constants.cached)
-    launch(loaded, grid, stream, cached_args(args, problem, plan, buffers, constants.natural));
+    launch(*kernels.forward, grid, stream, cached_args(args, cache, problem, plan));
   else
-    launch(loaded, grid, stream, args);
+    launch(*kernels.forward, grid, stream, args);
 }
 
 void prepare_forward_sm90(const Problem& problem) {
   const CurrentDevice current(problem.device.index);
-  const ForwardSm90Constants constants = forward_sm90_constants(problem);
-  const ProgramKey key = key_of(constants);
-  if (!find_kernel(problem.device.index, key)) load_kernel(problem.device.index, key, forward_sm90_program(constants));
+  Kernels(problem, forward_sm90_constants(problem), true,
+          [&](const ProgramKey& key, const auto& make) -> const Kernel& {
+            const Kernel* loaded = find_kernel(problem.device.index, key);
+            return loaded ? *loaded : load_kernel(problem.device.index, key, make());
+          });
 }
 
 }  // namespace narrows::cuda

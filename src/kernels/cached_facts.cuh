@@ -28,7 +28,8 @@ inline QueryBlock cached_block_of(const DecodeArgs& cache, const Part& queries, 
                                   i32& row) {
   row = 0;
   return query_block_of(cache, queries, head, number, reports, [&](bool first) {
-    const CacheFacts facts = cache_facts(cache, queries, first);
+    CacheFacts facts = cache_facts(cache, queries, first);
+    facts.broken |= is_refused(cache, facts.sequence);
     row = facts.row;
     return static_cast<const SequenceFacts&>(facts);
   });

@@ -70,7 +70,7 @@ struct Plan {
   bool decodes = false;                 // keys are shared out among thread blocks, which the device plans
   bool rereads_queries = false;         // decoding: Q is too wide to be kept in registers
   int most_splits = 0;                  // decoding: of a row's keys; 0 = as many as fill the machine
-  i64 blocks = 0;                       // decoding: thread blocks
+  i64 blocks = 0;                       // decoding, and appending to a cache: thread blocks
   i64 shared_bytes = 0;                 // of a thread block
   int thread_blocks = 0;                // that take tile after tile; 0: one for each
   i64 section = 1;                      // heads worked on together

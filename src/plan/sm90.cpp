@@ -1,5 +1,6 @@
 #include "plan/sm90.hpp"
 
+#include "plan/scratch.hpp"
 #include "plan/sm80.hpp"
 #include "plan/sm80_shared.hpp"
 #include "plan/sm90_backward.hpp"
@@ -110,7 +111,6 @@ bool is_cached(const Problem& problem) {
 
 std::string cache_refusal(const Problem& problem) {
   if (problem.rotary_pairs) return "turns no queries by their positions";
-  if (problem.appends) return text("appends to no cache where head dims are up to ", kSm90Widths.back());
   if (problem.capacity == 0 || problem.key_batches == 0) return "needs a key";
   if (std::max({problem.capacity, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
@@ -289,7 +289,10 @@ std::variant<Plan, Refusal> consider_sm90(const Problem& problem, const Work& wo
   plan.section = heads_together(problem, machine);
   // Sm90Tiles of one length are dealt out in turn.
   const bool uneven = constants.limits_keys || problem.lengths_on_device;
-  if (uneven && tiles > plan.thread_blocks) plan.workspace = {{"tiles taken", kScratchAlignment}};
+  const bool marks = problem.appends && problem.key_form == KeyForm::pages;
+  plan.workspace = {{"tiles taken", uneven && tiles > plan.thread_blocks ? kScratchAlignment : 0},
+                    {"sequences refused", marks ? aligned_bytes(saturating_multiply(problem.batch, 4)) : 0}};
+  if (problem.appends) plan.blocks = machine.multiprocessors;
   const double flops =
       constants.cached ? work.flops * products_by_rows(problem, machine, tiles, plan.query_block) : work.flops;
   plan.prediction = predict(flops, work.fused_bytes, machine.flops_per_second * kReached, machine.bytes_per_second);

@@ -39,6 +39,9 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants);
 /// Slots that the copy engine brings at once of a cache or of pages, none of two pages; 0: rows are gathered.
 i32 forward_sm90_box_rows(const Problem& problem, i32 key_block);
 
+/// Scratch, in the order of the plan's regions.
+enum class Sm90ForwardRegion : std::size_t { tiles_taken, refused };
+
 /// Tiles of query rows and heads that a call's thread blocks take; some of a varlen call's have no rows.
 i64 forward_sm90_tiles(const Problem& problem, i64 query_block);
 

@@ -72,6 +72,20 @@ TEST(KernelForwardSm90, keys_in_pages_that_hold_whole_boxes) {
   expect_cached_call(false, {24, false, false}, make_mask(-1, 20, false, 60), 1);
 }
 
+/// The last keys have been appended by a kernel before, which refused sequence 1.
+TEST(KernelForwardSm90, new_keys_are_keys_and_refused_sequences_are_nan) {
+  CachedCall call(false, cached_lengths(false), {16, false, false});
+  call.args.visibility = make_mask(-1, -1, true, 0);
+  for (i32& slots : call.filled) slots -= 3;
+  i32 refused[2] = {0, 1};
+  char row = 0;
+  call.args.cache.k_new.data = &row;
+  call.args.cache.new_rows = 3;
+  call.args.cache.refused = refused;
+  call.spoil_table();
+  expect_refused(call, {});
+}
+
 /// Rows of every tile that reads it are NaN.
 TEST(KernelForwardSm90, an_entry_that_is_no_page) {
   CachedCall call(false, cached_lengths(false), {64, false, false});

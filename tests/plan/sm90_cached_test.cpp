@@ -85,9 +85,19 @@ TEST(Sm90CachedPlan, refuses_by_name_what_it_does_not_compute) {
   Options options;
   options.rotary_cos = options.rotary_sin = on_gpu(DType::fp32, {8192, 64});
   EXPECT_EQ(refusal({}, options), "turns no queries by their positions");
-  options = {};
+}
+
+TEST(Sm90CachedPlan, a_call_that_appends_to_pages_marks_sequences_that_it_refuses) {
+  Options options;
   options.k_new = options.v_new = on_gpu(DType::bf16, {2, 512, 8, 128});
-  EXPECT_EQ(refusal({}, options), "appends to no cache where head dims are up to 256");
+  const auto marks = [&](i64 page) {
+    const Plan plan = chosen({.page = page}, options);
+    EXPECT_EQ(plan.family, "sm90");
+    EXPECT_EQ(plan.blocks, 132);
+    return plan.workspace[static_cast<std::size_t>(Sm90ForwardRegion::refused)].bytes;
+  };
+  EXPECT_EQ(marks(16), 64);
+  EXPECT_EQ(marks(0), 0) << "no table, no entry";
 }
 
 TEST(Sm90CachedPlan, the_copy_engine_brings_boxes_that_lie_in_a_page) {
