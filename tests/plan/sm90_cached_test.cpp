@@ -35,8 +35,8 @@ Machine h200() {
   Machine machine = cuda::machine_of("sm_90a");
   machine.multiprocessors = 132;
   machine.l2_bytes = 50 << 20;
-  machine.flops_per_second = 1e15;
-  machine.bytes_per_second = 4e12;
+  machine.flops_per_second = 1.07e15;
+  machine.bytes_per_second = 4.9e12;
   return machine;
 }
 
@@ -67,6 +67,14 @@ TEST(Sm90CachedPlan, many_query_rows_are_its_own_and_few_are_packed_by_the_other
           EXPECT_EQ(plan.family, "sm80") << sq << " rows, pages of " << page;
           EXPECT_TRUE(plan.decodes);
         }
+    }
+}
+
+TEST(Sm90CachedPlan, families_change_where_their_measured_times_cross) {
+  for (const i64 page : {0, 16})
+    for (const i64 sq : {4, 16, 20, 24, 32, 64}) {
+      const PromptSizes sizes{.b = 16, .sq = sq, .page = page};
+      EXPECT_EQ(chosen(sizes, {.causal = Causal::bottom_right}).family, sq <= 20 ? "sm80" : "sm90") << sq;
     }
 }
 
