@@ -20,7 +20,7 @@ using namespace sm80;
 
 constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims as they lie on chip
 constexpr i32 kPartRows = 64;                                     // of a warpgroup
-constexpr i64 kSwizzledRows = 8;  // of a tile, after which its swizzle repeats: a box begins at a multiple of them
+constexpr i64 kSwizzledRows = 8;   // of a tile, after which its swizzle repeats: a box begins at a multiple of them
 constexpr i64 kLeastBoxRows = 16;  // boxes of 8 took 1.04 to 1.11 of gathering's time
 
 /// The first row of a width that takes a call's rules and lengths is its own.
@@ -48,6 +48,8 @@ constexpr std::array kSm90Tiles{
     Sm90Tiles{128, true, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
     Sm90Tiles{192, true, false, true, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
     Sm90Tiles{192, true, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, false, false, true, 1024, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{256, false, false, true, 0, 2, 64, 2, 1, 2, false, false, 2, 40, 232},
     Sm90Tiles{256, true, false, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
     Sm90Tiles{256, true, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
 };

@@ -158,6 +158,16 @@ TEST(Sm90Plan, tiles_of_short_causal_sequences_are_known_further_ahead) {
   EXPECT_EQ(slots(300, {}), 2);
 }
 
+TEST(Sm90Plan, short_sequences_of_the_widest_heads_are_whole_blocks_of_keys) {
+  const auto block = [](i64 sk, const Options& options) {
+    const Call call = make_explained(GpuSizes{.sk = sk, .d = 256, .dv = 256}.inputs(), options);
+    return forward_sm90_constants(call.problem).key_block;
+  };
+  EXPECT_EQ(block(512, {}), 64);
+  EXPECT_EQ(block(1024, {}), 80);
+  EXPECT_EQ(block(512, {.causal = Causal::bottom_right}), 80);
+}
+
 TEST(Sm90Plan, thread_blocks_stay_and_uneven_tiles_are_handed_out) {
   const GpuSizes many{.b = 8, .sq = 2048, .sk = 2048, .h = 16, .hk = 16, .d = 128, .dv = 128};
   const GpuSizes few{.b = 1, .sq = 256, .sk = 2048, .h = 2, .hk = 1, .d = 128, .dv = 128};
@@ -186,7 +196,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 20u + 6 + 10) << "plain, in fp16, over caches";
+  EXPECT_EQ(programs.size(), 21u + 6 + 10) << "plain, in fp16, over caches";
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {
