@@ -26,8 +26,9 @@ ProgramKey key_of(const ForwardSm90Constants& constants) {
   for (const i32 number :
        {constants.warps, constants.bring_registers, constants.compute_registers, constants.tiles_before_wait + 1})
     bits.add(number, 8);
-  for (const bool flag : {constants.queries_in_registers, constants.own_output_tile, constants.limits_keys,
-                          constants.natural, constants.softcap, constants.alibi, constants.cached, constants.gathers})
+  for (const bool flag :
+       {constants.queries_in_registers, constants.own_output_tile, constants.takes_turns, constants.limits_keys,
+        constants.natural, constants.softcap, constants.alibi, constants.cached, constants.gathers})
     bits.add(flag, 1);
   return bits.key();
 }

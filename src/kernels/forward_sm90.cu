@@ -72,7 +72,7 @@ struct Computer : Warpgroup {
   // block is to follow.
   template <bool partial> void step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n, bool more) {
     wait_keys();
-    meet(kTurn + warpgroup, kTwoWarpgroups);
+    take_turn();
     pin(f.s);
     pin(f.o);
     fence_products();
@@ -80,7 +80,7 @@ struct Computer : Warpgroup {
     wait_values();
     fence_products();  // without it ptxas adds one and warns (C7519)
     begin_output(f);
-    pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
+    pass_turn();
     wait_products<1>();
     end_scores(f.s, more);
     make_scores<partial>(f, facts, rules, n);
@@ -260,14 +260,14 @@ struct Computer : Warpgroup {
       take_queries();
       if (skips_last(next)) skip_keys();
       wait_keys();
-      meet(kTurn + warpgroup, kTwoWarpgroups);
+      take_turn();
       wait_values();
       pin(f.s);
       pin(f.o);
       fence_products();
       begin_output(f);
       begin_scores(f.s);
-      pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
+      pass_turn();
       end_output<1>(f);
       if (skips) skip_values();
       finish_rows(f, block);
@@ -293,7 +293,7 @@ inline void compute(const Shared& shared, char* memory, const ForwardSm90Args& a
                      .warp = warp % 4,
                      .lane = lane,
                      .fragments = fragments}};
-  if (warpgroup == kWarpgroups - 1) pass(kTurn, kTwoWarpgroups);  // warpgroup 0 has the first turn
+  if (kTakesTurns && warpgroup == kWarpgroups - 1) pass(kTurn, kTwoWarpgroups);  // warpgroup 0 has the first turn
   Fragments f;
   FactsReader reader{shared, reinterpret_cast<const TileFacts*>(memory + kFactsAt)};
   for (;; ++reader.round) {

@@ -138,9 +138,16 @@ struct Warpgroup {
     release(shared.values().empty_barrier(v));
     v.next();
   }
+  // Warpgroups have the tensor cores one after the other, or each when it is ready.
+  void take_turn() const {
+    if constexpr (kTakesTurns) meet(kTurn + warpgroup, kTwoWarpgroups);
+  }
+  void pass_turn() const {
+    if constexpr (kTakesTurns) pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
+  }
   void skip_turn() const {
-    meet(kTurn + warpgroup, kTwoWarpgroups);
-    pass(kTurn + (warpgroup + 1) % kWarpgroups, kTwoWarpgroups);
+    take_turn();
+    pass_turn();
   }
 };
 

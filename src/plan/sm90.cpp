@@ -30,28 +30,29 @@ struct Sm90Tiles {
   bool caches;                // takes keys in a cache: two warpgroups leave registers for who finds them
   i64 least_keys;             // of the longest sequence
   i32 warpgroups, key_block, stages, query_stages, fact_slots;
-  bool queries_in_registers, own_output_tile;
+  bool queries_in_registers, own_output_tile, takes_turns;
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kSm90Tiles{
-    Sm90Tiles{64, false, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, false, 0, 3, 128, 2, 2, 2, false, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{64, true, true, true, 0, 2, 128, 2, 1, 2, true, true, 3, 40, 232},
-    Sm90Tiles{96, false, false, false, 0, 3, 96, 2, 1, 2, false, true, -1, 32, 160},
-    Sm90Tiles{96, true, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{96, true, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
-    Sm90Tiles{128, false, false, true, 0, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, true, 1024, 2, 128, 2, 1, 2, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, true, 0, 2, 128, 2, 1, 3, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, true, true, 0, 2, 128, 2, 1, 2, false, true, 3, 40, 232},
-    Sm90Tiles{192, true, false, true, 0, 2, 112, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{192, true, true, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, false, false, true, 1024, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, false, false, true, 0, 2, 64, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, false, true, 0, 2, 80, 2, 1, 2, false, false, 2, 40, 232},
-    Sm90Tiles{256, true, true, true, 0, 2, 48, 2, 1, 2, false, false, 2, 40, 232},
+    Sm90Tiles{64, false, false, false, 0, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, false, 2048, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, false, 0, 3, 128, 4, 2, 4, false, true, false, -1, 32, 160},
+    Sm90Tiles{64, true, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{64, true, true, true, 0, 2, 128, 2, 1, 2, true, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, false, 0, 3, 96, 2, 1, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{96, true, true, true, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, true, 1024, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, true, 0, 2, 128, 2, 1, 3, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, true, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, true, 0, 2, 112, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{192, true, true, true, 0, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, false, false, true, 1024, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, false, false, true, 0, 2, 64, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, true, false, true, 0, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, true, true, true, 0, 2, 48, 2, 1, 2, false, false, true, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
@@ -154,6 +155,7 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& til
   constants.tiles_before_wait = tiles.tiles_before_wait;
   constants.queries_in_registers = tiles.queries_in_registers;
   constants.own_output_tile = tiles.own_output_tile;
+  constants.takes_turns = tiles.takes_turns;
   return constants;
 }
 
@@ -254,6 +256,7 @@ Program forward_sm90_program(const ForwardSm90Constants& constants) {
   config.flag("kLimitsKeys", constants.limits_keys);
   config.flag("kQueriesInRegisters", constants.queries_in_registers);
   config.flag("kOwnOutputTile", constants.own_output_tile);
+  config.flag("kTakesTurns", constants.takes_turns);
   config.flag("kCached", constants.cached);
   config.flag("kGathers", constants.gathers);
   config.add(sm90::products_text(constants.element, constants.key_block, constants.value_width));

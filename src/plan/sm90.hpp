@@ -20,6 +20,7 @@ struct ForwardSm90Constants {
   i32 bring_registers = 0, compute_registers = 0;  // of a thread
   i32 tiles_before_wait = 0;          // of 8 keys that are exponentiated before the wait for P V; -1: ptxas says
   bool queries_in_registers = false;  // else wgmma reads Q from shared memory
+  bool takes_turns = true;            // of warpgroups at the tensor cores
   bool own_output_tile = false;       // O leaves through a tile of its own, else through Q's
   bool limits_keys = false;           // rows do not see every key
   bool natural = false, softcap = false, alibi = false;

@@ -29,7 +29,7 @@ namespace narrows {
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kQueriesInRegisters = true, kOwnOutputTile = true, kNatural = false,
                                 kSoftcap = false, kAlibi = false, kBias = false, kMask = false, kDropout = false,
-                                kCached = false, kGathers = false;
+                                kTakesTurns = true, kCached = false, kGathers = false;
 }  // namespace narrows
 
 #include "kernels/ptx_sm90.cuh"

@@ -29,7 +29,7 @@ namespace narrows {
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = false, kQueriesInRegisters = false, kOwnOutputTile = true,
                                 kNatural = false, kSoftcap = false, kAlibi = false, kBias = false, kMask = false,
-                                kDropout = false, kCached = true, kGathers = false;
+                                kDropout = false, kTakesTurns = true, kCached = true, kGathers = false;
 }  // namespace narrows
 
 #include "kernels/ptx_sm90.cuh"

@@ -29,7 +29,7 @@ namespace narrows {
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kQueriesInRegisters = false, kOwnOutputTile = false,
                                 kNatural = true, kSoftcap = true, kAlibi = true, kBias = false, kMask = false,
-                                kDropout = false, kCached = true, kGathers = true;
+                                kDropout = false, kTakesTurns = false, kCached = true, kGathers = true;
 }  // namespace narrows
 
 #include "kernels/ptx_sm90.cuh"

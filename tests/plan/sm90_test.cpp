@@ -168,6 +168,17 @@ TEST(Sm90Plan, short_sequences_of_the_widest_heads_are_whole_blocks_of_keys) {
   EXPECT_EQ(block(512, {.causal = Causal::bottom_right}), 80);
 }
 
+TEST(Sm90Plan, warpgroups_of_short_causal_sequences_of_64_columns_take_no_turns) {
+  for (const Causal causal : {Causal::none, Causal::bottom_right})
+    for (const i64 sk : {512, 2047, 2048}) {
+      const ForwardSm90Constants constants =
+          forward_sm90_constants(make_explained(GpuSizes{.sk = sk}.inputs(), {.causal = causal}).problem);
+      const bool turns = causal == Causal::none || sk == 2048;
+      EXPECT_EQ(constants.takes_turns, turns) << sk;
+      EXPECT_EQ(constants.stages, turns ? 2 : 4) << sk;
+    }
+}
+
 TEST(Sm90Plan, thread_blocks_stay_and_uneven_tiles_are_handed_out) {
   const GpuSizes many{.b = 8, .sq = 2048, .sk = 2048, .h = 16, .hk = 16, .d = 128, .dv = 128};
   const GpuSizes few{.b = 1, .sq = 256, .sk = 2048, .h = 2, .hk = 1, .d = 128, .dv = 128};
@@ -196,7 +207,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 21u + 6 + 10) << "plain, in fp16, over caches";
+  EXPECT_EQ(programs.size(), 22u + 6 + 10) << "plain, in fp16, over caches";
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {
