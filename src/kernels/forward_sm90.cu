@@ -58,10 +58,6 @@ struct Computer : Warpgroup {
   // That block's weights; there is no O yet.
   void first_step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n) {
     f.softmax = {};
-#pragma unroll
-    for (int j = 0; j < kValueTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f.o[0][j][i] = 0.f;
     make_scores<true>(f, facts, rules, n);
     raise_reference(f.softmax, f.s, f.factor, f.subtrahend, args.units);
     weigh(f.softmax, f.s, f.subtrahend, args.units);
@@ -69,8 +65,9 @@ struct Computer : Warpgroup {
   }
 
   // S of block n and O += P V of block n + 1 in flight together, then the softmax of block n beside the second. more: a
-  // block is to follow.
-  template <bool partial> void step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n, bool more) {
+  // block is to follow; adds: there is an O.
+  template <bool partial>
+  void step(Fragments& f, const TileFacts& facts, const HeadRules& rules, i32 n, bool more, bool adds) {
     wait_keys();
     take_turn();
     pin(f.s);
@@ -79,7 +76,7 @@ struct Computer : Warpgroup {
     begin_scores(f.s);
     wait_values();
     fence_products();  // without it ptxas adds one and warns (C7519)
-    begin_output(f);
+    begin_output(f, adds);
     pass_turn();
     wait_products<1>();
     end_scores(f.s, more);
@@ -131,6 +128,7 @@ struct Computer : Warpgroup {
   void attend(Fragments& f, const TileFacts& facts) {
     const HeadRules rules(args, facts.block.sequence, facts.block.head);
     const Keys blocks = blocks_of(facts);
+    const i32 last = blocks.end - 2;  // whose step makes O
     i32 n = blocks.end - 1;
     if constexpr (kLimitsKeys) look_at_rows(facts);
     first_step(f, facts, rules, n);
@@ -144,12 +142,12 @@ struct Computer : Warpgroup {
 #pragma unroll 1
         while (n > partial) {
           --n;
-          step<true>(f, facts, rules, n, n > blocks.begin);
+          step<true>(f, facts, rules, n, n > blocks.begin, n < last);
         }
 #pragma unroll 1
         while (n > whole) {
           --n;
-          step<false>(f, facts, rules, n, n > blocks.begin);
+          step<false>(f, facts, rules, n, n > blocks.begin, n < last);
         }
         if (n == blocks.begin) break;
       }
@@ -162,7 +160,7 @@ struct Computer : Warpgroup {
 #pragma unroll 1
       while (n > 0) {
         --n;
-        step<false>(f, facts, rules, n, n > 0);
+        step<false>(f, facts, rules, n, n > 0, n < last);
       }
     }
   }
@@ -231,11 +229,11 @@ struct Computer : Warpgroup {
   }
 
   // The end of a tile: O += P V of its first block of keys.
-  void end_tile(Fragments& f, const QueryBlock& block, bool skips) {
+  void end_tile(Fragments& f, const QueryBlock& block, bool skips, bool adds) {
     wait_values();
     pin(f.o);
     fence_products();
-    begin_output(f);
+    begin_output(f, adds);
     end_output(f);
     if (skips) skip_values();
     finish_rows(f, block);
@@ -254,7 +252,7 @@ struct Computer : Warpgroup {
 
   // The same with the next tile's beginning in flight: O is finished and stored beside it.
   void cross(Fragments& f, const FactsReader& last, const TileFacts& next) {
-    const bool skips = skips_first(last.facts());
+    const bool skips = skips_first(last.facts()), adds = !has_one(last.facts());
     const QueryBlock& block = note_ending(last);
     if constexpr (kOwnOutputTile) {
       take_queries();
@@ -265,7 +263,7 @@ struct Computer : Warpgroup {
       pin(f.s);
       pin(f.o);
       fence_products();
-      begin_output(f);
+      begin_output(f, adds);
       begin_scores(f.s);
       pass_turn();
       end_output<1>(f);
@@ -274,7 +272,7 @@ struct Computer : Warpgroup {
       store_output(f, block);
       end_first_scores(f, next);
     } else {
-      end_tile(f, block, skips);
+      end_tile(f, block, skips, adds);
       begin_tile(f, next);
     }
   }
@@ -307,7 +305,7 @@ inline void compute(const Shared& shared, char* memory, const ForwardSm90Args& a
   }
   if (reader.round > 0) {
     const TileFacts& facts = reader.last().facts();
-    computer.end_tile(f, facts.block, computer.skips_first(facts));
+    computer.end_tile(f, facts.block, computer.skips_first(facts), !computer.has_one(facts));
   }
   if (computer.leads()) wait_stores();
 }

@@ -99,11 +99,11 @@ struct Warpgroup {
     if (!kQueriesInRegisters && !more) drop_queries();
   }
 
-  // O += P V: begun here, there when nothing is in flight.
-  void begin_output(Fragments& f) const {
+  // O += P V, or O = P V at a tile's first block: begun here, there when nothing is in flight.
+  void begin_output(Fragments& f, bool adds) const {
     const u64 b = descriptor_down_columns(shared.values().tile(v), kValueStage);
 #pragma unroll
-    for (int i = 0; i < kBlockKeys / 16; ++i) multiply_output(f.o, f.p[i], b + step_down_columns(i), 1);
+    for (int i = 0; i < kBlockKeys / 16; ++i) multiply_output(f.o, f.p[i], b + step_down_columns(i), i > 0 || adds);
     commit_products();
   }
   // in_flight: groups of products that were begun after it.
@@ -125,6 +125,7 @@ struct Warpgroup {
   // Blocks of keys that this warpgroup leaves out are passed over all the same, and turns with them.
   Keys blocks_of(const TileFacts& facts) const { return kLimitsKeys ? facts.own[warpgroup] : facts.blocks; }
   bool skips_last(const TileFacts& facts) const { return kLimitsKeys && blocks_of(facts).end < facts.blocks.end; }
+  bool has_one(const TileFacts& facts) const { return blocks_of(facts).begin + 1 == blocks_of(facts).end; }
   bool skips_first(const TileFacts& facts) const { return kLimitsKeys && facts.blocks.begin < blocks_of(facts).begin; }
   void skip_keys() {
     wait_keys();
