@@ -1,6 +1,6 @@
 // Keys and values in a cache or in pages, for the sm90 forward kernel. Where boxes of 16 rows and more lie whole in a
-// page the engine brings them, a lane for each; where pages are smaller, or keys begin anywhere in them, two warps gather
-// rows, one those of K and one those of V.
+// page the engine brings them, a lane for each; where pages are smaller, or keys begin anywhere in them, rows are
+// gathered. One warp brings those of K, one those of V.
 //
 // What no row of the sequence sees is not asked for, nor is its page looked up: there may be none.
 #pragma once
@@ -57,27 +57,23 @@ inline void load_boxes(const Stages& stages, Ring& ring, const TensorMap& map, L
   ring.next();
 }
 
-// As bring_keys_and_values, by a warp.
-inline void bring_boxes(const Shared& shared, const TileFacts* slots, const CachedForwardArgs& args) {
-  prefetch_map(args.k_map);
-  prefetch_map(args.v_map);
-  Ring k, v;
+// By a warp, of K or of V: where the next boxes are is looked up while these are on their way.
+template <SmemTile tile>
+inline void bring_boxes(const Shared& shared, const Stages& stages, const TileFacts* slots,
+                        const CachedForwardArgs& args, const TensorMap& map) {
+  prefetch_map(map);
+  Ring ring;
   for (FactsReader reader{shared, slots};; ++reader.round) {
     const TileFacts& facts = reader.wait();
     if (!facts.exists) break;
     const CachedKeys keys(args, facts);
     __syncwarp();
     if (lane_index() == 0) reader.release();
-    LaneBox next = lane_box(keys, keys.blocks.end - 1);
-    load_boxes<kKeyStage>(shared.keys(), k, args.k_map, next, args.box_rows);
-    if (reader.round == 0) wait_barrier(shared.keys().full_barrier({}), 0);
+    LaneBox box = lane_box(keys, keys.blocks.end - 1);
+#pragma unroll 1
     for (i32 n = keys.blocks.end - 1; n >= keys.blocks.begin; --n) {
-      const LaneBox box = next;
-      if (n > keys.blocks.begin) {
-        next = lane_box(keys, n - 1);
-        load_boxes<kKeyStage>(shared.keys(), k, args.k_map, next, args.box_rows);
-      }
-      load_boxes<kValueStage>(shared.values(), v, args.v_map, box, args.box_rows);
+      load_boxes<tile>(stages, ring, map, box, args.box_rows);
+      if (n > keys.blocks.begin) box = lane_box(keys, n - 1);
     }
   }
 }
@@ -142,7 +138,8 @@ inline void bring_cached(const Shared& shared, const TileFacts* slots, const Cac
     if (warp == 1) bring_rows<kKeyStage>(shared, shared.keys(), slots, args, args.k, args.head_dim);
     if (warp == 3) bring_rows<kValueStage>(shared, shared.values(), slots, args, args.v, args.value_dim);
   } else {
-    if (warp == 1) bring_boxes(shared, slots, args);
+    if (warp == 1) bring_boxes<kKeyStage>(shared, shared.keys(), slots, args, args.k_map);
+    if (warp == 3) bring_boxes<kValueStage>(shared, shared.values(), slots, args, args.v_map);
   }
 }
 

@@ -37,7 +37,7 @@ struct Stages {
 
 // Arrivals of a stage of K or V: of the engine's caller, or of every lane that gathers rows. And who reads facts without
 // computing.
-constexpr u32 kBringArrivals = kGathers ? u32{kWarp} : 1, kBringReaders = kGathers ? 3 : 2;
+constexpr u32 kBringArrivals = kGathers ? u32{kWarp} : 1, kBringReaders = kCached ? 3 : 2;
 
 // barrier                count                    arrives                              waits
 // full of K and V        kBringArrivals           their producer, with the bytes       every thread that computes
