@@ -178,38 +178,40 @@ struct Computer : Warpgroup {
     for (int n = 0; n < kRows; ++n) f.factor[n] = as_float(__shfl_sync(~0u, as_bits(result.factor), n, 2));
   }
 
-  void stage_output(Fragments& f, u32 part) const {
+  // Columns from 8 first to 8 end.
+  void stage_output(Fragments& f, u32 part, int first, int end) const {
     const auto row = matrix_row<kOutputPart>(part);
     // Where no key weighs O is 0, which NaN from V must not become.
     if (__any_sync(~0u, f.factor[0] == 0.f || f.factor[1] == 0.f))
 #pragma unroll
-      for (int j = 0; j < kValueTiles; ++j)
+      for (int j = first; j < end; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) f.o[0][j][i] = f.factor[i / 2] == 0.f ? 0.f : f.o[0][j][i];
 #pragma unroll
-    for (int j = 0; j < kValueTiles; j += 2) {
+    for (int j = first; j < end; j += 2) {
       const auto pair = [&](int n) {
         const float(&x)[4] = f.o[0][j + n / 2];
         return pack(x[n % 2 * 2] * f.factor[n % 2], x[n % 2 * 2 + 1] * f.factor[n % 2]);
       };
-      store_matrices(row.at(j, 0), pair(0), pair(1), pair(2), pair(3));
+      store_matrices(row.at(j - first, 0), pair(0), pair(1), pair(2), pair(3));
     }
   }
 
   // O to shared memory and from there by the engine, which leaves out what is behind the tensor. A varlen sequence may
   // end before the tensor: of its last rows each warp stores its own.
-  void store_output(Fragments& f, const QueryBlock& block) const {
+  void store_columns(Fragments& f, const QueryBlock& block, int begin) const {
     const u32 part = shared.output_part(warpgroup);
     if constexpr (kOwnOutputTile) {  // the last tile's O has left it
       if (leads()) wait_stores_read();
       meet(kOwn + warpgroup, kWarpgroup);
     }
-    stage_output(f, part);
+    stage_output(f, part, begin / 8, min_of(begin + kOutputColumns, kValueDim) / 8);
     const i32 first = warpgroup * kPartRows, row = block.first_query + block.first_row + first;
     const bool by_engine = !is_varlen(args.cu_seqlens_q) || block.rows - first >= kPartRows;
     if (!by_engine) {
       __syncwarp();
-      const GlobalRows to = rows_of(args.o, block.sequence, row + 16 * warp, block.head, args.value_dim);
+      GlobalRows to = rows_of(args.o, block.sequence, row + 16 * warp, block.head, args.value_dim - begin);
+      to.first += begin * kElementBytes;
       store_rows<kOutputPart>(part, 16 * warp, min_of(block.rows - first - 16 * warp, 16), to);
     }
     fence_async_shared();
@@ -219,13 +221,17 @@ struct Computer : Warpgroup {
       const i32 sequence = is_varlen(args.cu_seqlens_q) ? 0 : block.sequence;
       for (int chunk = 0; chunk < kOutputPart.row_bytes / kChunkBytes; ++chunk)
         store_box(args.o_map, part + static_cast<u32>(chunk * kPartRows * kChunkBytes),
-                  {chunk * kChunkColumns, row, block.head, sequence});
+                  {begin + chunk * kChunkColumns, row, block.head, sequence});
       commit_stores();
     }
     if constexpr (!kOwnOutputTile) {
       wait_stores_read();
       arrive(shared.query_empty(warpgroup, q));
     }
+  }
+  void store_output(Fragments& f, const QueryBlock& block) const {
+#pragma unroll
+    for (int begin = 0; begin < kValueDim; begin += kOutputColumns) store_columns(f, block, begin);
   }
 
   // The end of a tile: O += P V of its first block of keys.
@@ -254,7 +260,25 @@ struct Computer : Warpgroup {
   void cross(Fragments& f, const FactsReader& last, const TileFacts& next) {
     const bool skips = skips_first(last.facts()), adds = !has_one(last.facts());
     const QueryBlock& block = note_ending(last);
-    if constexpr (kOwnOutputTile) {
+    if constexpr (kOwnOutputTile && kQueryStages == 1 && !kQueriesInRegisters) {
+      take_turn();
+      wait_values();
+      pin(f.o);
+      fence_products();
+      begin_output(f, adds);
+      pass_turn();
+      take_queries();  // which were asked for no sooner than this tile's last S
+      if (skips_last(next)) skip_keys();
+      wait_keys();
+      pin(f.s);
+      fence_products();
+      begin_scores(f.s);
+      end_output<1>(f);
+      if (skips) skip_values();
+      finish_rows(f, block);
+      store_output(f, block);
+      end_first_scores(f, next);
+    } else if constexpr (kOwnOutputTile) {
       take_queries();
       if (skips_last(next)) skip_keys();
       wait_keys();

@@ -10,7 +10,9 @@ namespace narrows {
 
 using QueryRing = RingOf<kQueryStages>;  // of Q; Ring is of K, or of V
 
-constexpr SmemTile kQueryPart = chunked(kPartRows, kHeadDim), kOutputPart = chunked(kPartRows, kValueDim);
+// O leaves through a tile of its own in pieces of so many columns.
+constexpr int kOutputColumns = kOwnOutputTile ? min_of(kValueDim, 128) : kValueDim;
+constexpr SmemTile kQueryPart = chunked(kPartRows, kHeadDim), kOutputPart = chunked(kPartRows, kOutputColumns);
 constexpr SmemTile kKeyStage = chunked(kBlockKeys, kHeadDim), kValueStage = chunked(kBlockKeys, kValueDim);
 
 // In the order of addresses: Q of each warpgroup, or O in its place; K's stages; V's; O's own tiles; barriers; facts of

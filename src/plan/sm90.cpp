@@ -20,6 +20,7 @@ using namespace sm80;
 
 constexpr std::array<i32, 5> kSm90Widths{64, 96, 128, 192, 256};  // head dims as they lie on chip
 constexpr i32 kPartRows = 64;                                     // of a warpgroup
+constexpr i64 kMostOutputColumns = 128;                           // that leave together through a tile of O's own
 constexpr i64 kSwizzledRows = 8;   // of a tile, after which its swizzle repeats: a box begins at a multiple of them
 constexpr i64 kLeastBoxRows = 16;  // boxes of 8 took 1.04 to 1.11 of gathering's time
 
@@ -204,7 +205,9 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
   const i64 parts = constants.query_block / kPartRows;
   const i64 queries = chunked_bytes(kPartRows, constants.head_width);
   const i64 output = chunked_bytes(kPartRows, constants.value_width);
-  const i64 results = constants.own_output_tile ? constants.query_stages * queries + output : std::max(queries, output);
+  const i64 piece = chunked_bytes(kPartRows, kMostOutputColumns);
+  const i64 results = constants.own_output_tile ? constants.query_stages * queries + std::min(output, piece)
+                                                : std::max(queries, output);
   const i64 stage = chunked_bytes(constants.key_block, constants.head_width) +
                     chunked_bytes(constants.key_block, constants.value_width);
   // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
