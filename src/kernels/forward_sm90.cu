@@ -31,7 +31,8 @@ struct Computer : Warpgroup {
     wait_products<0>();
     const Keys blocks = blocks_of(facts);
     end_scores(f.s, blocks.begin + 1 < blocks.end);
-    if (skips_last(facts)) {
+#pragma unroll 1
+    for (i32 left = skipped(facts); left > 0; --left) {
       skip_turn();
       skip_values();
     }
@@ -40,7 +41,7 @@ struct Computer : Warpgroup {
   // S of a tile's last block of keys.
   void begin_tile(Fragments& f, const TileFacts& facts) {
     take_queries();
-    if (skips_last(facts)) skip_keys();
+    pass_keys(facts);
     wait_keys();
     pin(f.s);
     fence_products();
@@ -268,7 +269,7 @@ struct Computer : Warpgroup {
       begin_output(f, adds);
       pass_turn();
       take_queries();  // which were asked for no sooner than this tile's last S
-      if (skips_last(next)) skip_keys();
+      pass_keys(next);
       wait_keys();
       pin(f.s);
       fence_products();
@@ -280,7 +281,7 @@ struct Computer : Warpgroup {
       end_first_scores(f, next);
     } else if constexpr (kOwnOutputTile) {
       take_queries();
-      if (skips_last(next)) skip_keys();
+      pass_keys(next);
       wait_keys();
       take_turn();
       wait_values();

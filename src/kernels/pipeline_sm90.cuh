@@ -26,7 +26,7 @@ constexpr int kBarriers = 40;
 constexpr u32 kBarriersAt = kOutputAt + static_cast<u32>(kOwnOutputTile ? kWarpgroups * kOutputPart.bytes() : 0);
 constexpr u32 kFactsAt = kBarriersAt + 8 * kBarriers;
 static_assert(kQueryStages <= 2 && (kOwnOutputTile || kQueryStages == 1));
-static_assert(kStages <= 4 && kWarpgroups <= 3 && kFactSlots <= 4, "barrier numbers leave room for no more");
+static_assert(kStages <= 4 && kWarpgroups <= 4 && kFactSlots <= 4, "barrier numbers leave room for no more");
 
 // A ring's stages: shared addresses of the first one's tile, full barrier and empty barrier.
 struct Stages {

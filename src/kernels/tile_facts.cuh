@@ -47,9 +47,10 @@ struct TileFacts : CacheRow<kCached> {
   // fills in behind the tensor. What others hold reaches no result: it may be NaN, which no weight of 0 hides.
   Keys clean;
   Keys common[kWarpgroups];  // keys that all of a warpgroup's rows see
-  Keys own
-      [kWarpgroups];  // of `blocks`, those that it computes: but for one at each end, if no row of it sees a key there
-  TileSight sight;    // where they do not see every key
+  // Of `blocks`, those that it computes: but for those in which no row of it sees a key, one at the beginning and one for
+  // each stage but one at the end.
+  Keys own[kWarpgroups];
+  TileSight sight;  // where they do not see every key
 
   // Keys that are read of a cache: those of the tile's blocks in `clean`.
   Keys read() const {
@@ -86,7 +87,8 @@ inline TileSight sight_of(const Mask& mask, const SequenceFacts& facts, i32 row)
 
 inline Keys own_blocks(const Keys& blocks, const Keys& seen) {
   Keys own = blocks;
-  if (own.begin + 1 < own.end && seen.end <= (own.end - 1) * kBlockKeys) --own.end;
+  const i32 least = max_of(blocks.begin + 1, blocks.end - (kStages - 1));  // more would wait for each other
+  own.end = max_of(min_of(ceil_div(seen.end, kBlockKeys), blocks.end), least);
   if (own.begin + 1 < own.end && (own.begin + 1) * kBlockKeys <= seen.begin) ++own.begin;
   return own;
 }

@@ -124,7 +124,7 @@ struct Warpgroup {
 
   // Blocks of keys that this warpgroup leaves out are passed over all the same, and turns with them.
   Keys blocks_of(const TileFacts& facts) const { return kLimitsKeys ? facts.own[warpgroup] : facts.blocks; }
-  bool skips_last(const TileFacts& facts) const { return kLimitsKeys && blocks_of(facts).end < facts.blocks.end; }
+  i32 skipped(const TileFacts& facts) const { return kLimitsKeys ? facts.blocks.end - blocks_of(facts).end : 0; }
   bool has_one(const TileFacts& facts) const { return blocks_of(facts).begin + 1 == blocks_of(facts).end; }
   bool skips_first(const TileFacts& facts) const { return kLimitsKeys && facts.blocks.begin < blocks_of(facts).begin; }
   void skip_keys() {
@@ -132,6 +132,10 @@ struct Warpgroup {
     __syncwarp();
     release(shared.keys().empty_barrier(k));
     k.next();
+  }
+  void pass_keys(const TileFacts& facts) {
+#pragma unroll 1
+    for (i32 left = skipped(facts); left > 0; --left) skip_keys();
   }
   void skip_values() {
     wait_values();

@@ -13,7 +13,7 @@ namespace tile_facts {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16;
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 48, kWarps = 8,
-                               kWarpgroups = 2, kThreads = 384;
+                               kWarpgroups = 2, kThreads = 384, kStages = 2;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kCached = false;
 }  // namespace narrows
 
