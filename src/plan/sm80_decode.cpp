@@ -129,14 +129,14 @@ i64 mean_rows_of_head(const Problem& problem) {
 }
 
 /// Every tile of packed rows reads K and V for itself. Of wide heads that is at memory's rate, since the table's last rows keep few
-/// bytes on their way; others, where there are several tiles, take two thirds of that time (128 columns on an H200: 37 us for each
-/// tile's 268 MB).
+/// bytes on their way; others, where there are several tiles, take three quarters of that time (128 columns on an H200, 268 MB: 160 us
+/// for four tiles, 233 for five and six, 306 for eight).
 i64 bytes_read(const Problem& problem, const Work& work, i64 packed_rows) {
   const bool wide = decodes_wide(problem);
   const i64 rows = wide ? rows_of_head(problem) : mean_rows_of_head(problem);
   const i64 reads = std::max<i64>(ceil_div(rows, packed_rows), 1);
   const i64 bytes = saturating_multiply(work.fused_bytes, reads);
-  return wide || reads == 1 ? bytes : bytes / 3 * 2;
+  return wide || reads == 1 ? bytes : bytes / 4 * 3;
 }
 
 /// Partial results that may wait to be joined.
