@@ -28,32 +28,34 @@ constexpr i64 kLeastBoxRows = 16;  // boxes of 8 took 1.04 to 1.11 of gathering'
 struct Sm90Tiles {
   i32 width;                  // the wider of the two head dims
   bool limits_keys, natural;  // takes masks; takes softcap, ALiBi and scales of 0 and less
-  bool caches;                // takes keys in a cache: two warpgroups leave registers for who finds them
-  i64 least_keys;             // of the longest sequence
+  KeyForm keys;    // in this form or one before it: more than two warpgroups leave no registers to find them in a cache
+  i64 least_keys;  // of the longest sequence
   i32 warpgroups, key_block, stages, query_stages, fact_slots;
   bool queries_in_registers, own_output_tile, takes_turns;
   i32 tiles_before_wait;
   i32 bring_registers, compute_registers;
 };
 constexpr std::array kSm90Tiles{
-    Sm90Tiles{64, false, false, false, 0, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, false, 2048, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
-    Sm90Tiles{64, true, false, false, 0, 3, 128, 4, 2, 4, false, true, false, -1, 32, 160},
-    Sm90Tiles{64, true, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
-    Sm90Tiles{64, true, true, true, 0, 2, 128, 2, 1, 2, true, true, true, 3, 40, 232},
-    Sm90Tiles{96, false, false, false, 0, 3, 96, 2, 1, 2, false, true, true, -1, 32, 160},
-    Sm90Tiles{96, true, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
-    Sm90Tiles{96, true, true, true, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
-    Sm90Tiles{128, false, false, true, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, true, 1024, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, false, true, 0, 2, 128, 2, 1, 3, true, true, true, -1, 40, 232},
-    Sm90Tiles{128, true, true, true, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
-    Sm90Tiles{192, true, false, true, 0, 2, 112, 2, 1, 2, false, false, true, 2, 40, 232},
-    Sm90Tiles{192, true, true, true, 0, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
-    Sm90Tiles{256, false, false, true, 1024, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
-    Sm90Tiles{256, false, false, true, 0, 2, 64, 2, 1, 2, false, false, true, 2, 40, 232},
-    Sm90Tiles{256, true, false, true, 0, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
-    Sm90Tiles{256, true, true, true, 0, 2, 48, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{64, false, false, KeyForm::varlen, 0, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, KeyForm::varlen, 2048, 3, 128, 2, 2, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{64, true, false, KeyForm::varlen, 0, 4, 64, 4, 2, 4, false, true, false, -1, 32, 112},
+    Sm90Tiles{64, true, false, KeyForm::pages, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{64, true, true, KeyForm::pages, 0, 2, 128, 2, 1, 2, true, true, true, 3, 40, 232},
+    Sm90Tiles{96, false, false, KeyForm::varlen, 0, 3, 96, 2, 1, 2, false, true, true, -1, 32, 160},
+    Sm90Tiles{96, true, false, KeyForm::pages, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{96, true, true, KeyForm::pages, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
+    Sm90Tiles{128, false, false, KeyForm::pages, 0, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, KeyForm::pages, 1024, 2, 128, 2, 1, 2, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, false, KeyForm::pages, 0, 2, 128, 2, 1, 3, true, true, true, -1, 40, 232},
+    Sm90Tiles{128, true, true, KeyForm::pages, 0, 2, 128, 2, 1, 2, false, true, true, 3, 40, 232},
+    Sm90Tiles{192, true, false, KeyForm::pages, 0, 2, 112, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{192, true, true, KeyForm::pages, 0, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, false, false, KeyForm::cache, 1024, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, false, false, KeyForm::varlen, 0, 2, 64, 2, 1, 2, false, true, true, 2, 40, 232},
+    Sm90Tiles{256, true, false, KeyForm::cache, 2048, 2, 80, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, true, false, KeyForm::varlen, 0, 2, 64, 2, 1, 2, false, true, true, 2, 40, 232},
+    Sm90Tiles{256, true, false, KeyForm::pages, 0, 2, 64, 2, 1, 2, false, false, true, 2, 40, 232},
+    Sm90Tiles{256, true, true, KeyForm::pages, 0, 2, 48, 2, 1, 2, false, false, true, 2, 40, 232},
 };
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
@@ -160,11 +162,13 @@ ForwardSm90Constants with_tiles(ForwardSm90Constants rules, const Sm90Tiles& til
   return constants;
 }
 
-/// Who finds keys in a cache takes more registers than who finds those of the call; at 256 columns no product has any to spare.
+/// Who finds keys in a cache takes more registers than who finds those of the call; at 256 columns and 80 keys no product has any to
+/// spare.
 ForwardSm90Constants over_cache(ForwardSm90Constants constants, bool gathers) {
   constants.cached = true;
   constants.gathers = gathers;
-  if (std::max(constants.head_width, constants.value_width) < kSm90Widths.back()) {
+  const bool widest = std::max(constants.head_width, constants.value_width) == kSm90Widths.back();
+  if (!widest || constants.key_block <= 64) {
     constants.bring_registers = 56;
     constants.compute_registers = 224;
   }
@@ -178,14 +182,13 @@ ForwardSm90Constants sm90_rules(const Problem& problem) {
   constants.natural = common.natural;
   constants.softcap = common.softcap;
   constants.alibi = common.alibi;
-  constants.cached = is_cached(problem);
   return constants;
 }
 
-const Sm90Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, i64 keys) {
+const Sm90Tiles& tiles_of(i32 width, const ForwardSm90Constants& rules, KeyForm form, i64 keys) {
   return *std::find_if(kSm90Tiles.begin(), kSm90Tiles.end(), [&](const Sm90Tiles& tiles) {
     return tiles.width == width && tiles.limits_keys >= rules.limits_keys && tiles.natural >= rules.natural &&
-           tiles.caches >= rules.cached && tiles.least_keys <= keys;
+           tiles.keys >= form && tiles.least_keys <= keys;
   });
 }
 
@@ -219,10 +222,10 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
 ForwardSm90Constants forward_sm90_constants(const Problem& problem) {
   const i32 head_width = sm90_width(problem.head_dim), value_width = sm90_width(problem.value_dim);
   const ForwardSm90Constants rules = sm90_rules(problem);
-  const Sm90Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.max_keys);
+  const Sm90Tiles& tiles = tiles_of(std::max(head_width, value_width), rules, problem.key_form, problem.max_keys);
   const ForwardSm90Constants constants =
       with_tiles(rules, tiles, static_cast<Element>(problem.dtype), head_width, value_width);
-  if (!constants.cached) return constants;
+  if (!is_cached(problem)) return constants;
   return over_cache(constants, forward_sm90_box_rows(problem, constants.key_block) == 0);
 }
 
@@ -314,8 +317,8 @@ std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
   for (const Element element : {Element::bf16, Element::fp16})
     for (const Sm90Tiles& tiles : kSm90Tiles) {
       if (element == Element::fp16 && tiles.width != kFp16At) continue;
-      const auto is_taken = [&](const ForwardSm90Constants& rules) {
-        return &tiles_of(tiles.width, rules, tiles.least_keys) == &tiles;
+      const auto is_taken = [&](const ForwardSm90Constants& rules, KeyForm form) {
+        return &tiles_of(tiles.width, rules, form, tiles.least_keys) == &tiles;
       };
       ForwardSm90Constants rules;
       rules.natural = tiles.natural;
@@ -323,12 +326,13 @@ std::vector<Program> planned_forward_sm90_programs(const Machine& machine) {
       for (const bool limits_keys : {false, true}) {
         rules.limits_keys = limits_keys;
         rules.softcap = rules.alibi = tiles.natural && limits_keys;
-        if (is_taken(rules)) programs.push_back(forward_sm90_program(constants()));
+        if (is_taken(rules, KeyForm::dense)) programs.push_back(forward_sm90_program(constants()));
       }
-      rules.cached = true;
-      if (element != Element::bf16 || tiles.natural || tiles.least_keys != 0 || !is_taken(rules)) continue;
-      for (const bool gathers : {false, true})
-        programs.push_back(forward_sm90_program(over_cache(constants(), gathers)));
+      const bool pages = tiles.keys == KeyForm::pages;
+      if (element != Element::bf16 || tiles.natural || tiles.keys < KeyForm::cache) continue;
+      if ((pages && tiles.least_keys != 0) || !is_taken(rules, tiles.keys)) continue;
+      programs.push_back(forward_sm90_program(over_cache(constants(), false)));
+      if (pages) programs.push_back(forward_sm90_program(over_cache(constants(), true)));
     }
   return programs;
 }

@@ -74,7 +74,7 @@ TEST(Sm90CachedPlan, families_change_where_their_measured_times_cross) {
   for (const i64 page : {0, 16})
     for (const i64 sq : {4, 16, 20, 24, 32, 64}) {
       const PromptSizes sizes{.b = 16, .sq = sq, .page = page};
-      EXPECT_EQ(chosen(sizes, {.causal = Causal::bottom_right}).family, sq <= 20 ? "sm80" : "sm90") << sq;
+      EXPECT_EQ(chosen(sizes, {.causal = Causal::bottom_right}).family, sq <= 16 ? "sm80" : "sm90") << sq;
     }
 }
 
@@ -126,7 +126,10 @@ TEST(Sm90CachedPlan, the_copy_engine_brings_boxes_that_lie_in_a_page) {
   EXPECT_EQ(box({.page = 8}), 0) << "gathering is faster";
   EXPECT_EQ(box({.slots = 4320, .page = 24}), 0);
   EXPECT_EQ(box({.slots = 4224, .d = 192, .page = 176}), 16) << "tiles of 112 keys";
-  EXPECT_EQ(box({.d = 256, .page = 64}), 16) << "tiles of 80 keys";
+  EXPECT_EQ(box({.d = 256, .page = 64}), 64) << "tiles of 64 keys";
+  EXPECT_EQ(box({.slots = 4800, .d = 256, .page = 48}), 16);
+  EXPECT_EQ(box({.d = 256}), 80) << "one box, where tiles of 80 keys are the faster ones";
+  EXPECT_EQ(box({.slots = 512, .d = 256}), 64);
   EXPECT_EQ(box({.page = 4}), 0);
   EXPECT_EQ(box({.slots = 4200, .page = 100}), 0);
   EXPECT_EQ(box({.page = 1}), 0);

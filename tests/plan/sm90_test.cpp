@@ -159,16 +159,17 @@ TEST(Sm90Plan, tiles_of_short_causal_sequences_are_known_further_ahead) {
 }
 
 TEST(Sm90Plan, short_sequences_of_the_widest_heads_are_whole_blocks_of_keys) {
-  const auto block = [](i64 sk, const Options& options) {
-    const Call call = make_explained(GpuSizes{.sk = sk, .d = 256, .dv = 256}.inputs(), options);
-    return forward_sm90_constants(call.problem).key_block;
-  };
-  EXPECT_EQ(block(512, {}), 64);
-  EXPECT_EQ(block(1024, {}), 80);
-  EXPECT_EQ(block(512, {.causal = Causal::bottom_right}), 80);
+  for (const Causal causal : {Causal::none, Causal::bottom_right})
+    for (const i64 sk : {512, 1023, 1024, 2047, 2048}) {
+      const Call call = make_explained(GpuSizes{.sk = sk, .d = 256, .dv = 256}.inputs(), {.causal = causal});
+      const ForwardSm90Constants constants = forward_sm90_constants(call.problem);
+      const bool is_short = sk < (causal == Causal::none ? 1024 : 2048);
+      EXPECT_EQ(constants.key_block, is_short ? 64 : 80) << sk;
+      EXPECT_EQ(constants.own_output_tile, is_short) << "O leaves beside the next tile's beginning, in pieces";
+    }
 }
 
-TEST(Sm90Plan, warpgroups_of_short_causal_sequences_of_64_columns_take_no_turns) {
+TEST(Sm90Plan, short_causal_sequences_of_64_columns_have_four_warpgroups_that_take_no_turns) {
   for (const Causal causal : {Causal::none, Causal::bottom_right})
     for (const i64 sk : {512, 2047, 2048}) {
       const ForwardSm90Constants constants =
@@ -176,6 +177,8 @@ TEST(Sm90Plan, warpgroups_of_short_causal_sequences_of_64_columns_take_no_turns)
       const bool turns = causal == Causal::none || sk == 2048;
       EXPECT_EQ(constants.takes_turns, turns) << sk;
       EXPECT_EQ(constants.stages, turns ? 2 : 4) << sk;
+      EXPECT_EQ(constants.query_block, turns ? 192 : 256) << sk;
+      EXPECT_EQ(constants.key_block, turns ? 128 : 64) << sk;
     }
 }
 
@@ -207,7 +210,7 @@ TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {
     EXPECT_EQ(program.function, "forward_sm90");
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 22u + 6 + 10) << "plain, in fp16, over caches";
+  EXPECT_EQ(programs.size(), 23u + 6 + 11) << "plain, in fp16, over caches";
   EXPECT_TRUE(planned_forward_sm90_programs(cuda::machine_of("sm_80")).empty());
   for (const i64 d : {64, 96, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}}) {

@@ -266,8 +266,8 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  // 2 blocks of 192 rows of 96 heads, by 12 warps that compute and 4 that bring.
-  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(208064)));
+  // 2 blocks of 256 rows of 96 heads, by 16 warps that compute and 4 that bring.
+  EXPECT_THAT(state().launch, ElementsAre(132u, 640u, static_cast<unsigned>(167904)));
   ForwardSm90Args args;
   ASSERT_EQ(state().argument.size(), sizeof args);
   std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
