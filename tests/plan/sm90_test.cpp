@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
+#include "shared/tile_order.h"
 #include "tests/plan/gpu_plan.hpp"
 
 namespace narrows::test {
@@ -201,6 +204,36 @@ TEST(Sm90Plan, thread_blocks_stay_and_uneven_tiles_are_handed_out) {
   EXPECT_NE(words.find("family sm90\n"), std::string::npos);
   EXPECT_NE(words.find("thread blocks that take tile after tile 132\n"), std::string::npos);
   EXPECT_NE(words.find("scratch tiles taken 64 bytes\n"), std::string::npos);
+}
+
+TEST(Sm90Plan, short_uneven_tiles_are_dealt_in_turn_where_all_get_as_much) {
+  const auto of = [](i64 pairs, i64 rows) {
+    return GpuSizes{.b = 1, .sq = rows, .sk = rows, .h = pairs, .hk = pairs, .d = 128, .dv = 128};
+  };
+  const Options causal{.causal = Causal::bottom_right};
+  const auto expect = [&](const GpuSizes& sizes, bool in_turn, const char* why) {
+    const Plan made = plan(sizes, causal);
+    EXPECT_EQ(made.workspace_bytes(), in_turn ? 0 : 64) << why;
+    EXPECT_EQ(made.section == 12, in_turn) << why;
+    if (!in_turn) return;
+    // Blocks of rows, longest last, that each thread block comes to.
+    const i64 blocks = ceil_div<i64>(sizes.sq, made.query_block), tiles = blocks * sizes.h;
+    std::vector<i64> work(static_cast<std::size_t>(made.thread_blocks));
+    for (i64 n = 0; n < tiles; ++n)
+      work[static_cast<std::size_t>(n % made.thread_blocks)] +=
+          tile_number(static_cast<u32>(n), static_cast<u32>(blocks), static_cast<u32>(sizes.h), 12).block + 1;
+    const double mean = static_cast<double>(sizes.h * blocks * (blocks + 1) / 2) / made.thread_blocks;
+    EXPECT_LE(static_cast<double>(*std::max_element(work.begin(), work.end())), 1.07 * mean) << why;
+  };
+  expect(of(512, 512), true, "gcd(12 * 4, 132) is 12");
+  expect(of(256, 1024), true, "");
+  expect(of(128, 1024), true, "eight rounds, as many as blocks of rows");
+  expect(of(32, 1024), false, "two rounds");
+  expect(of(256, 1408), false, "11 blocks of rows: a thread block would have one of them alone");
+  expect(of(256, 2048), false, "not measured");
+  Options used = causal;
+  used.seqused_k = on_gpu(DType::int32, {1});
+  EXPECT_EQ(plan(of(512, 512), used).workspace_bytes(), 64);
 }
 
 TEST(Sm90Plan, planned_programs_differ_and_are_for_hopper) {

@@ -255,7 +255,7 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   const auto tensor = [](int number, DType dtype, const Dims& shape) {  // addresses of nothing
     return Tensor{reinterpret_cast<void*>(std::uintptr_t{1} << (24 + number)), dtype, shape, {}, {DeviceKind::cuda, 1}};
   };
-  const Tensor q = tensor(1, DType::bf16, {4, 300, 24, 24}), k = tensor(2, DType::bf16, {4, 300, 8, 24});
+  const Tensor q = tensor(1, DType::bf16, {4, 300, 24, 24}), k = tensor(2, DType::bf16, {4, 2100, 8, 24});
   const Outputs out{tensor(3, DType::bf16, {4, 300, 24, 24}), tensor(4, DType::fp32, {4, 24, 300})};
   Options options;
   options.causal = Causal::bottom_right;
@@ -266,8 +266,8 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  // 2 blocks of 256 rows of 96 heads, by 16 warps that compute and 4 that bring.
-  EXPECT_THAT(state().launch, ElementsAre(132u, 640u, static_cast<unsigned>(167904)));
+  // 2 blocks of 192 rows of 96 heads, by 12 warps that compute and 4 that bring.
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(142160)));
   ForwardSm90Args args;
   ASSERT_EQ(state().argument.size(), sizeof args);
   std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
