@@ -103,7 +103,8 @@ narrows_own_code(narrows_fake_cuda)
 target_include_directories(narrows_fake_cuda PRIVATE
   "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/include")
 target_link_options(narrows_fake_cuda PRIVATE "LINKER:-soname,libcuda.so.1")
-add_executable(narrows_driver_tests "${PROJECT_SOURCE_DIR}/tests/cuda/fake/driver_test.cpp")
+add_executable(narrows_driver_tests "${PROJECT_SOURCE_DIR}/tests/cuda/fake/driver_test.cpp"
+  "${PROJECT_SOURCE_DIR}/tests/cuda/fake/calls_test.cpp")
 narrows_test_program(narrows_driver_tests)
 add_dependencies(narrows_driver_tests narrows_fake_cuda)
 target_compile_definitions(narrows_driver_tests PRIVATE NARROWS_FAKE_CUDA="$<TARGET_FILE:narrows_fake_cuda>")
