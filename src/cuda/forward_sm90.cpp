@@ -81,11 +81,12 @@ std::byte* region(const Plan& plan, const Scratch& scratch, Sm90ForwardRegion wa
 }
 
 /// find(key, make_program)
-struct Kernels {
+struct Sm90Kernels {
   const Kernel* append = nullptr;   // null: nothing is appended
   const Kernel* forward = nullptr;  // null: there is no query row
 
-  template <class Find> Kernels(const Problem& problem, const ForwardSm90Constants& constants, bool rows, Find find) {
+  template <class Find>
+  Sm90Kernels(const Problem& problem, const ForwardSm90Constants& constants, bool rows, Find find) {
     const Element element = constants.element;
     if (appends_rows(problem)) append = &find(append_key(element), [&] { return append_program(element); });
     if (rows) forward = &find(key_of(constants), [&] { return forward_sm90_program(constants); });
@@ -98,9 +99,10 @@ void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& b
   const i64 tiles = problem.query_rows == 0 ? 0 : forward_sm90_tiles(problem, plan.query_block);
   const ForwardSm90Constants constants = forward_sm90_constants(problem);
   const auto stream = static_cast<Stream>(buffers.stream);
-  const Kernels kernels(problem, constants, tiles != 0, [&](const ProgramKey& key, const auto& make) -> const Kernel& {
-    return kernel(problem.device.index, key, stream, make);
-  });
+  const Sm90Kernels kernels(problem, constants, tiles != 0,
+                            [&](const ProgramKey& key, const auto& make) -> const Kernel& {
+                              return kernel(problem.device.index, key, stream, make);
+                            });
   if (!kernels.append && !kernels.forward) return;
   ForwardSm90Args args;
   if (kernels.forward) args = sm90_args(problem, plan, buffers, tiles);
@@ -127,11 +129,11 @@ void run_forward_sm90(const Problem& problem, const Plan& plan, const Buffers& b
 
 void prepare_forward_sm90(const Problem& problem) {
   const CurrentDevice current(problem.device.index);
-  Kernels(problem, forward_sm90_constants(problem), true,
-          [&](const ProgramKey& key, const auto& make) -> const Kernel& {
-            const Kernel* loaded = find_kernel(problem.device.index, key);
-            return loaded ? *loaded : load_kernel(problem.device.index, key, make());
-          });
+  Sm90Kernels(problem, forward_sm90_constants(problem), true,
+              [&](const ProgramKey& key, const auto& make) -> const Kernel& {
+                const Kernel* loaded = find_kernel(problem.device.index, key);
+                return loaded ? *loaded : load_kernel(problem.device.index, key, make());
+              });
 }
 
 }  // namespace narrows::cuda
