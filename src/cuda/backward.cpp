@@ -74,10 +74,10 @@ Launch launch_of(BackwardKernel which, i64 blocks, const Problem& problem, const
 
 i64 bytes_of(const Plan& plan, Sm80Region region) { return plan.workspace[static_cast<std::size_t>(region)].bytes; }
 
-/// What kernels add to begins at 0. It lies behind the rows' facts, which the first kernel writes.
-void clear_sums(const Plan& plan, std::byte* scratch, Stream stream) {
-  const i64 before = bytes_of(plan, Sm80Region::rows), bytes = plan.workspace_bytes() - before;
-  if (bytes) clear(scratch + before, bytes, stream);
+/// What kernels count and add to begins at 0, behind what the first kernel writes.
+void clear_counts(const Plan& plan, std::byte* scratch, Stream stream) {
+  const i64 before = bytes_of(plan, Sm80Region::rows) + bytes_of(plan, Sm80Region::query_sums);
+  clear(scratch + before, plan.workspace_bytes() - before, stream);
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void run_backward(const Problem& problem, const Plan& plan, const Buffers& buffe
       launches[index] = launch_of(kKernels[index], blocks, problem, plan, stream);
   const Scratch scratch(plan, buffers);
   const BackwardArgs args = backward_args(problem, plan, buffers, scratch.data());
-  clear_sums(plan, scratch.data(), stream);
+  clear_counts(plan, scratch.data(), stream);
   for (std::size_t index = 0; index < launches.size(); ++index) {
     const Launch& next = launches[index];
     if (!next.kernel) continue;

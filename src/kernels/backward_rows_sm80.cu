@@ -1,7 +1,7 @@
 // What the backward pass must know of each query row: its LSE as the exponent takes it, and delta = rowsum(dO * O) - dLSE; and
-// the blocks' parts of dsink = sum exp(sink - LSE) (dLSE - rowsum(dO * O)).
+// the blocks' parts of dsink = sum exp(sink - LSE) (dLSE - rowsum(dO * O)). The sums of dQ begin at 0 here.
 //
-// A thread block takes a block of query rows of one head, 8 lanes a row.
+// A thread block takes a block of query rows of one head: 8 lanes a row of O and dO, then a thread a row.
 #include "kernels/copy_tile.cuh"
 #include "kernels/sequences.cuh"
 #include "shared/backward_args.h"
@@ -9,29 +9,78 @@
 namespace narrows {
 
 constexpr int kLanesOfRow = 8, kRowsAtOnce = kThreads / kLanesOfRow;
+constexpr int kRowUnits = ceil_div(kValueDim * kElementBytes, kLanesOfRow* kUnitBytes);  // of a lane
+// Rows of a thread that are loaded together, all before the first is used: a block lives for about one such round, so that what
+// it has on its way is what memory is asked for at once. 16 loads of 16 bytes.
+constexpr int kRowsTogether = clamp_to(8 / kRowUnits, 1, ceil_div(kBlockQueries, kRowsAtOnce));
+static_assert(kBlockQueries <= kThreads, "a thread a row");
 
-// The lane's part of rowsum(dO * O): units of 16 bytes where rows are such units.
-inline float products(const GlobalRows& o, const GlobalRows& dout, i64 row, int lane) {
-  const char *const first = o.first + row * o.row_stride, *const second = dout.first + row * dout.row_stride;
+// A lane's part of some rows of O or dO.
+struct RowParts {
+  u32 words[kRowsTogether][kRowUnits][4] = {};
+
+  // Rows `first` and each kRowsAtOnce-th behind it, of those that exist.
+  RowParts(const GlobalRows& from, int first, i32 rows, int lane) {
+#pragma unroll
+    for (int n = 0; n < kRowsTogether; ++n)
+#pragma unroll
+      for (int unit = 0; unit < kRowUnits; ++unit) {
+        const int row = first + n * kRowsAtOnce, column = (unit * kLanesOfRow + lane) * (kUnitBytes / kElementBytes);
+        load_stream_if(row < rows && column < from.columns, from.first + row * from.row_stride + column * kElementBytes,
+                       words[n][unit]);
+      }
+  }
+};
+
+inline float dot_of(const u32 (&a)[kRowUnits][4], const u32 (&b)[kRowUnits][4]) {
   float sum = 0.f;
-  if constexpr (kCopyBytes == 16) {
-    constexpr int elements = 16 / kElementBytes, step = kLanesOfRow * elements;
 #pragma unroll
-    for (int c = 0; c < kValueDim; c += step) {
-      const int column = c + lane * elements;
-      if (column >= o.columns) break;
-      const uint4 a = *reinterpret_cast<const uint4*>(first + column * kElementBytes);
-      const uint4 b = *reinterpret_cast<const uint4*>(second + column * kElementBytes);
-      const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  for (int unit = 0; unit < kRowUnits; ++unit)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum += dot_of_word(x[i], y[i]);
+    for (int i = 0; i < 4; ++i) sum += dot_of_word(a[unit][i], b[unit][i]);
+  return sum;
+}
+
+inline float sum_of_lanes(float x) {
+#pragma unroll
+  for (int mask = 1; mask < kLanesOfRow; mask *= 2) x += lane_xor(x, mask);
+  return x;
+}
+
+// rowsum(dO * O) of each row of the block to shared memory. clear: called while the first rows are on their way.
+template <class Clear>
+inline void sum_rows(float* sums, const GlobalRows& o, const GlobalRows& dout, i32 rows, const Clear& clear) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow, first = static_cast<int>(threadIdx.x) / kLanesOfRow;
+  if constexpr (kCopyBytes == kUnitBytes) {
+#pragma unroll 1
+    for (int r = first; r < kBlockQueries; r += kRowsTogether * kRowsAtOnce) {
+      const RowParts a(o, r, rows, lane), b(dout, r, rows, lane);
+      if (r == first) clear();
+#pragma unroll
+      for (int n = 0; n < kRowsTogether; ++n) {
+        const float sum = sum_of_lanes(dot_of(a.words[n], b.words[n]));
+        if (lane == 0 && r + n * kRowsAtOnce < kBlockQueries) sums[r + n * kRowsAtOnce] = sum;
+      }
     }
   } else {
-    for (int c = lane; c < o.columns; c += kLanesOfRow)
-      sum +=
-          load_element(first + c * o.column_stride, kElement) * load_element(second + c * dout.column_stride, kElement);
+    clear();
+    for (int r = first; r < kBlockQueries; r += kRowsAtOnce) {
+      float sum = 0.f;
+      for (int c = lane; r < rows && c < o.columns; c += kLanesOfRow)
+        sum += load_element(o.first + r * o.row_stride + c * o.column_stride, kElement) *
+               load_element(dout.first + r * dout.row_stride + c * dout.column_stride, kElement);
+      sum = sum_of_lanes(sum);
+      if (lane == 0) sums[r] = sum;
+    }
   }
-  return sum;
+}
+
+// The block's sums of dQ.
+inline void clear_sums(float* sums) {
+  constexpr int fours = kBlockQueries * kHeadDim / 4;
+#pragma unroll 8
+  for (int index = static_cast<int>(threadIdx.x); index < fours; index += kThreads)
+    store_global4(sums + 4 * index, {0.f, 0.f, 0.f, 0.f});
 }
 
 // LSE and dLSE of a row of the block's head.
@@ -66,32 +115,30 @@ inline void store_facts(RowFacts* facts, int row, const RowFacts& own) {
   }
 }
 
-// All rows of the block. Returns the thread's part of dsink.
-inline float make_rows(const BackwardArgs& args, const QueryBlock& block, RowFacts* facts, float sink) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow, first = static_cast<int>(threadIdx.x) / kLanesOfRow;
+// All rows of the block, a thread a row. Returns the thread's part of dsink.
+inline float make_rows(const BackwardArgs& args, const QueryBlock& block, i64 number, float sink) {
+  __shared__ float deltas[kBlockQueries];
   const i32 row = block.first_query + block.first_row, rows = block.queries - block.first_row;
   const GlobalRows o = rows_of(args.o, block.sequence, row, block.head, args.value_dim);
   const GlobalRows dout = rows_of(args.dout, block.sequence, row, block.head, args.value_dim);
   const RowNumbers lse(args.lse, block), dlse(args.dlse, block);
-  float dsink = 0.f;
-#pragma unroll 2
-  for (int r = first; r < kBlockQueries; r += kRowsAtOnce) {
-    const bool exists = r < rows;
-    float delta = exists ? products(o, dout, r, lane) : 0.f;
-#pragma unroll
-    for (int mask = 1; mask < kLanesOfRow; mask *= 2) delta += lane_xor(delta, mask);
-    if (lane != 0) continue;
-    const float own = exists ? lse[r] : -kInfinity<float>;
-    if (exists && args.dlse.data) delta -= dlse[r];
-    const Keys seen = exists ? seen_keys(args, block, block.first_row + r) : Keys{0, 0};
-    const bool counts = seen.begin < seen.end && own != -kInfinity<float>;
-    // Of a row that sees no key nothing counts, whatever it holds.
-    store_facts(facts, r, counts ? RowFacts{reference_of_row(args, own), delta} : RowFacts{kInfinity<float>, 0.f});
-    // A sink is in its row's LSE, so that its weight is at most 1.
-    if (own != -kInfinity<float> && sink != -kInfinity<float>)
-      dsink -= exp2_approx(min_or_nan((sink - own) * static_cast<float>(kLog2e), 0.f)) * delta;
-  }
-  return dsink;
+  const int r = static_cast<int>(threadIdx.x);
+  const bool exists = r < min_of(rows, kBlockQueries);
+  const float own = exists ? lse[r] : -kInfinity<float>, own_dlse = exists && args.dlse.data ? dlse[r] : 0.f;
+  sum_rows(deltas, o, dout, rows, [&] {
+    if (args.query_sums != nullptr) clear_sums(args.query_sums + number * kBlockQueries * kHeadDim);
+  });
+  __syncthreads();
+  if (r >= kBlockQueries) return 0.f;
+  const float delta = deltas[r] - own_dlse;
+  const Keys seen = exists ? seen_keys(args, block, block.first_row + r) : Keys{0, 0};
+  const bool counts = seen.begin < seen.end && own != -kInfinity<float>;
+  // Of a row that sees no key nothing counts, whatever it holds.
+  store_facts(args.rows + number * kBlockQueries, r,
+              counts ? RowFacts{reference_of_row(args, own), delta} : RowFacts{kInfinity<float>, 0.f});
+  // A sink is in its row's LSE, so that its weight is at most 1.
+  if (own == -kInfinity<float> || sink == -kInfinity<float>) return 0.f;
+  return -exp2_approx(min_or_nan((sink - own) * static_cast<float>(kLog2e), 0.f)) * delta;
 }
 
 // One number of all threads' parts, always added in the same order.
@@ -119,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
   float sink = -kInfinity<float>;
   if (args.dsinks.data) sink = load_element(args.sinks.data + block.head * args.sinks.strides[0], args.sinks.element);
   float dsink = 0.f;
-  if (block.rows > 0) dsink = make_rows(args, block, args.rows + place.number(args.query_blocks) * kBlockQueries, sink);
+  if (block.rows > 0) dsink = make_rows(args, block, place.number(args.query_blocks), sink);
   if (block.broken) dsink = as_float(0x7fffffffu);
   if (args.sink_sums == nullptr) return;
   dsink = block_sum(dsink);

@@ -195,7 +195,8 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
       own.deterministic = own.vector_sums = false;  // it adds to no dQ
       return own;
     case BackwardKernel::rows:
-      own.head_width = own.value_width = constants.value_width;
+      own.head_width = constants.head_width;  // of the sums of dQ
+      own.value_width = constants.value_width;
       own.natural = constants.natural;
       own.facts_apart = constants.facts_apart;
       own.copy_bytes = constants.copy_bytes == 16 ? 16 : 0;
@@ -250,8 +251,8 @@ Regions backward_regions(const Problem& problem, const BackwardConstants& consta
     return wanted ? aligned_bytes(saturating_multiply(count, size)) : 0;
   };
   return {{"facts of rows", bytes(true, rows, static_cast<i64>(sizeof(RowFacts)))},
-          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
           {"sums of dQ", bytes(problem.wants_dq, rows, row_of_sums)},
+          {"far rows", bytes(true, 1, static_cast<i64>(sizeof(u32)))},
           {"sums of dslopes", bytes(problem.wants_dslopes, key_blocks, static_cast<i64>(sizeof(float)))},
           {"sums of dsinks", bytes(problem.wants_dsinks, query_blocks, static_cast<i64>(sizeof(float)))},
           {"turns", bytes(constants.deterministic,

@@ -63,8 +63,8 @@ i64 backward_section(const Problem& problem, const Machine& machine, const Plan&
 /// Linear in the tokens.
 Regions backward_regions(const Problem& problem, const BackwardConstants& constants);
 
-/// Scratch, in the order of the plan's regions.
-enum class Sm80Region : std::size_t { rows, far_rows, query_sums, slope_sums, sink_sums, turns };
+/// Scratch, in the order of the plan's regions. The kernel `rows` writes the first two, the others begin at 0.
+enum class Sm80Region : std::size_t { rows, query_sums, far_rows, slope_sums, sink_sums, turns };
 
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine);
 
