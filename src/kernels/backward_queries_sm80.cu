@@ -1,6 +1,7 @@
 // dQ from the sums that key blocks have added to: scaled, in the tensor's dtype and strides. Rows that are not used become 0.
 //
-// A thread block takes a block of query rows of one head; a warp 16 rows and 8 columns at a time, as they lie in scratch.
+// A thread block takes a block of query rows of one head, those of the call's last heads at first, whose sums L2 still holds; a warp
+// 16 rows and 8 columns at a time, as they lie in scratch.
 #include "kernels/backward_tiles.cuh"
 #include "kernels/copy_tile.cuh"
 
@@ -46,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_queries_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
   extern __shared__ __align__(128) char results[];  // a tile of Q's shape
-  QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
+  QueryBlock block = find_query_block(args, args.query_blocks, 1, gridDim.x - 1 - blockIdx.x);
   if (block.rows == 0) return;
   block.broken |= bounds_break(args, key_bounds(args));
   const BlockPlace place = block_place(is_varlen(args.cu_seqlens_q), block.sequence, block.head, args.heads,

@@ -1,7 +1,8 @@
 // What the backward pass must know of each query row: its LSE as the exponent takes it, and delta = rowsum(dO * O) - dLSE; and
 // the blocks' parts of dsink = sum exp(sink - LSE) (dLSE - rowsum(dO * O)). The sums of dQ begin at 0 here.
 //
-// A thread block takes a block of query rows of one head: 8 lanes a row of O and dO, then a thread a row.
+// A thread block takes a block of query rows of one head, those of the call's first heads at last, so that the next kernel finds
+// what it begins with in L2: 8 lanes a row of O and dO, then a thread a row.
 #include "kernels/copy_tile.cuh"
 #include "kernels/sequences.cuh"
 #include "shared/backward_args.h"
@@ -159,7 +160,7 @@ inline float block_sum(float part) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_rows_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
-  const QueryBlock block = find_query_block(args, args.query_blocks, 1, blockIdx.x);
+  const QueryBlock block = find_query_block(args, args.query_blocks, 1, gridDim.x - 1 - blockIdx.x);
   const bool varlen = is_varlen(args.cu_seqlens_q);
   const BlockPlace place = block_place(varlen, block.sequence, block.head, args.heads, block.first_query,
                                        block.first_row / kBlockQueries, kBlockQueries);
