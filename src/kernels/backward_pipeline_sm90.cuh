@@ -110,7 +110,10 @@ inline void find_facts(const BackwardSm90Args& args, const KeyBlock& block, Fact
 inline void find_rows(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
   const i32 key = static_cast<i32>(threadIdx.x);
   if (key < kBlockKeys) facts.rows[key] = rows_that_see(args, block, block.first + key);
-  if (key == 0) facts.far = !kNatural && *args.far_rows != 0;
+  if (key == 0) {
+    wait_for_previous();
+    facts.far = !kNatural && *args.far_rows != 0;
+  }
   meet(kAllOfKeys, kWarps * kWarp);
 }
 

@@ -48,8 +48,9 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads)
   using namespace narrows;
   extern __shared__ __align__(128) char results[];  // a tile of Q's shape
   QueryBlock block = find_query_block(args, args.query_blocks, 1, gridDim.x - 1 - blockIdx.x);
-  if (block.rows == 0) return;
+  if (block.rows == 0) return wait_for_previous();  // so that this kernel ends after the one ahead
   block.broken |= bounds_break(args, key_bounds(args));
+  wait_for_previous();
   const BlockPlace place = block_place(is_varlen(args.cu_seqlens_q), block.sequence, block.head, args.heads,
                                        block.first_query, block.first_row / kBlockQueries, kBlockQueries);
   const float* const sums = args.query_sums + place.number(args.query_blocks) * kSumsOfBlock;

@@ -160,6 +160,7 @@ inline float block_sum(float part) {
 extern "C" __global__ void __launch_bounds__(narrows::kThreads)
     backward_rows_sm80(const __grid_constant__ narrows::BackwardArgs args) {
   using namespace narrows;
+  let_next_begin();
   const QueryBlock block = find_query_block(args, args.query_blocks, 1, gridDim.x - 1 - blockIdx.x);
   const bool varlen = is_varlen(args.cu_seqlens_q);
   const BlockPlace place = block_place(varlen, block.sequence, block.head, args.heads, block.first_query,

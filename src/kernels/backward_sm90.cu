@@ -279,10 +279,11 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
   Facts& facts = *reinterpret_cast<Facts*>(memory + kFactsAt);
   const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / u32{kWarp}, 0));  // uniform, also for the compiler
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  let_next_begin();
   if (threadIdx.x == kLoader)
     for (const TensorMap* map : {&args.k_map, &args.v_map, &args.q_map, &args.dout_map}) prefetch_map(*map);
   const KeyBlock block = find_key_block(args, claim_block(args, facts), kLastKeysFirst);
-  if (block.rows == 0) return;
+  if (block.rows == 0) return wait_for_previous();  // so that this kernel ends after the one ahead
   if (threadIdx.x == kLoader) {
     if (shared.base % kTileAlignment != 0) __trap();
     init_barriers(shared);

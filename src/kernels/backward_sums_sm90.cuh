@@ -176,9 +176,11 @@ inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, cons
   Loader loader(args, facts.block, shared);
   if (loads) {
     loader.load_keys();
+    wait_for_previous();  // which makes the rows' facts
     for (int stage = 0; stage < kStages; ++stage) loader.load_step();
   }
   __syncwarp();
+  wait_for_previous();  // which clears the sums
   Summer summer{args, facts, shared, warp, first_place(args, facts.block), {}, {}};
   wait_barrier(shared.keys_full(), 0);
   if (facts.clean_keys < kBlockKeys) {

@@ -225,7 +225,8 @@ Program backward_program(BackwardKernel kernel, const BackwardConstants& constan
   config.flag("kDeterministic", constants.deterministic);
   config.flag("kFactsApart", constants.facts_apart);
   const KernelNames& names = kKernelNames[static_cast<std::size_t>(kernel)];
-  return {names.source, names.function, config.text(), constants.element == Element::fp32};
+  return {names.source, names.function, config.text(), constants.element == Element::fp32,
+          kernel == BackwardKernel::queries};
 }
 
 std::string backward_size_refusal(const Problem& problem, const BackwardConstants& constants) {

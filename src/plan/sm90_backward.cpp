@@ -117,7 +117,7 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   config.flag("kDeterministic", constants.deterministic);
   config.add(sm90::backward_products_text(constants.element, constants.query_block, constants.head_width,
                                           constants.value_width));
-  return {"backward_sm90.cu", "backward_sm90", config.text()};
+  return {"backward_sm90.cu", "backward_sm90", config.text(), false, true};
 }
 
 std::variant<Plan, Refusal> consider_sm90_backward(const Problem& problem, const Work& work, const Machine& machine) {
