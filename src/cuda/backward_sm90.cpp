@@ -14,7 +14,8 @@ ProgramKey key_of(const BackwardSm90Constants& constants) {
     bits.add(size, 16);
   bits.add(kBackwardNumber, 4);
   for (const i32 number : {static_cast<i32>(constants.element), constants.stages}) bits.add(number, 4);
-  for (const i32 number : {constants.pace, constants.sum_registers, constants.key_registers}) bits.add(number, 8);
+  for (const i32 number : {constants.pace, constants.turn_rows / 64, constants.sum_registers, constants.key_registers})
+    bits.add(number, 8);
   for (const bool flag :
        {constants.limits_keys, constants.natural, constants.softcap, constants.alibi, constants.deterministic})
     bits.add(flag, 1);

@@ -76,6 +76,13 @@ inline void sum_rows(float* sums, const GlobalRows& o, const GlobalRows& dout, i
   }
 }
 
+// Taking turns in family sm90, who is the first to add to a block's sums stores instead; nobody does where no row sees a key.
+inline bool adds_to_zero(const BackwardArgs& args, const QueryBlock& block) {
+  if constexpr (!kDeterministic || !kFactsApart) return true;
+  const Range rows{block.first_row, min_of(block.first_row + kBlockQueries, block.queries)};
+  const Range keys = key_range(args.visibility, rows, block.shift, block.keys);
+  return keys.begin >= keys.end;
+}
 // The block's sums of dQ.
 inline void clear_sums(float* sums) {
   constexpr int fours = kBlockQueries * kHeadDim / 4;
@@ -127,7 +134,8 @@ inline float make_rows(const BackwardArgs& args, const QueryBlock& block, i64 nu
   const bool exists = r < min_of(rows, kBlockQueries);
   const float own = exists ? lse[r] : -kInfinity<float>, own_dlse = exists && args.dlse.data ? dlse[r] : 0.f;
   sum_rows(deltas, o, dout, rows, [&] {
-    if (args.query_sums != nullptr) clear_sums(args.query_sums + number * kBlockQueries * kHeadDim);
+    if (args.query_sums != nullptr && adds_to_zero(args, block))
+      clear_sums(args.query_sums + number * kBlockQueries * kHeadDim);
   });
   __syncthreads();
   if (r >= kBlockQueries) return 0.f;

@@ -76,7 +76,7 @@ inline void publish(int warpgroup) {
 
 // Deterministic: key blocks add to some query blocks, a group, in their order; each warp after the same warp of the key block
 // before, as in backward_sm80.cu.
-constexpr i32 kGroup = max_of(256 / kBlockQueries, 1);  // query blocks
+constexpr i32 kGroup = max_of(kTurnRows / kBlockQueries, 1);  // query blocks
 
 struct Turn {
   u32* at = nullptr;
@@ -94,6 +94,13 @@ struct Summer {
   bool begins_group() const { return place.tile % kGroup == 0 || place.tile == facts.block.begin_tile; }
   bool ends_group() const { return place.tile % kGroup == kGroup - 1 || place.tile == facts.block.end_tile - 1; }
 
+  // Whether nobody has added to the step's sums before.
+  bool is_first() const {
+    const KeyBlock& block = facts.block;
+    const i32 own = block.first / kBlockKeys;
+    if constexpr (!kLimitsKeys) return own == 0;
+    return own == (kLastKeysFirst ? last_key_block(args, block, place.tile, 1) : first_key_block(args, block, place.tile, 1));
+  }
   // Whose turn it is, asked before it must be known.
   void ask_turn() {
     const KeyBlock& block = facts.block;
@@ -131,20 +138,27 @@ struct Summer {
   }
 
   // A burst would hold up what the other warps have in shared memory: one sum of four goes each kPace clocks.
-  void send(const Part& part, float* to, bool last) const {
+  // first: to sums that hold nothing yet.
+  void send(const Part& part, float* to, bool first, bool last) const {
     const u32 start =
         clock() - (last ? kPace * kChunkColumns / 8 : 0);  // behind the last step the others wait for this
 #pragma unroll
     for (int j = 0; j < kChunkColumns / 8; ++j) {
       while (clock() - start < static_cast<u32>(j * kPace)) {
       }
-      add_global4(to + j * 4 * kWarp, part[0][j]);
+      float* const four = to + j * 4 * kWarp;
+      const float(&x)[4] = part[0][j];
+      if (kDeterministic && first)
+        store_global4(four, {x[0], x[1], x[2], x[3]});
+      else
+        add_global4(four, x);
     }
   }
 
   void step(i32 number, bool last, Loader& loader, bool loads) {
     constexpr int row_parts = kBlockQueries / kPartRows, chunks = kHeadDim / kChunkColumns;
     const int half = half_of(number);
+    const bool first = kDeterministic && is_first();
     float* const sums = args.query_sums + query_block_number(args, facts.block, place.head, place.tile) * kSumsOfBlock +
                         static_cast<i32>(threadIdx.x) % kWarp * 4;
 #pragma unroll
@@ -162,7 +176,7 @@ struct Summer {
       pin(part);
       if (args.query_sums == nullptr) continue;
       if (kDeterministic && index == 0 && begins_group()) await_turn();
-      send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0), last);
+      send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0), first, last);
     }
     if (kDeterministic && args.query_sums != nullptr && ends_group()) before = now;
     place.next(facts.block);

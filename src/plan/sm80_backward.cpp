@@ -199,6 +199,7 @@ BackwardConstants constants_of(BackwardKernel kernel, const BackwardConstants& c
       own.value_width = constants.value_width;
       own.natural = constants.natural;
       own.facts_apart = constants.facts_apart;
+      own.deterministic = constants.deterministic && constants.facts_apart;
       own.copy_bytes = constants.copy_bytes == 16 ? 16 : 0;
       return own;
     case BackwardKernel::queries:

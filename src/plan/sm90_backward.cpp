@@ -18,11 +18,11 @@ constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8, kBackwardThreads =
 struct Sm90BackwardTiles {
   i32 width;     // the wider of the two head dims
   bool natural;  // takes score rules
-  i32 query_block, stages, pace, sum_registers, key_registers;
+  i32 query_block, stages, pace, turn_rows, sum_registers, key_registers;
 };
-constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 64, 216},
-                                        Sm90BackwardTiles{64, true, 64, 4, 32, 64, 216},
-                                        Sm90BackwardTiles{128, true, 64, 3, 32, 64, 216}};
+constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 256, 64, 216},
+                                        Sm90BackwardTiles{64, true, 64, 4, 32, 256, 64, 216},
+                                        Sm90BackwardTiles{128, true, 64, 3, 32, 256, 64, 216}};
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kSm90BackwardReached = 0.5;
@@ -40,6 +40,7 @@ BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i3
   rules.key_block = kBackwardKeyBlock;
   rules.stages = tiles.stages;
   rules.pace = tiles.pace;
+  rules.turn_rows = rules.deterministic ? tiles.turn_rows : 0;
   rules.sum_registers = tiles.sum_registers;
   rules.key_registers = tiles.key_registers;
   return rules;
@@ -109,6 +110,7 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   config.number("kColumnWarps", 1);
   config.number("kStages", constants.stages);
   config.number("kPace", constants.pace);
+  config.number("kTurnRows", constants.turn_rows);
   config.number("kSumRegisters", constants.sum_registers);
   config.number("kKeyRegisters", constants.key_registers);
   config.number("kSharedBytes", static_cast<int>(backward_sm90_shared_bytes(constants)));

@@ -16,6 +16,7 @@ struct BackwardSm90Constants {
   i32 head_width = 0, value_width = 0, query_block = 0, key_block = 0;
   i32 stages = 0;                            // of Q and dO
   i32 pace = 0;                              // clocks between two additions to dQ of a warp
+  i32 turn_rows = 0;                         // deterministic: that a block of keys adds to before the next one may
   i32 sum_registers = 0, key_registers = 0;  // of a thread that sums dQ; dK and dV
   bool limits_keys = false;                  // rows do not see every key
   bool natural = false, softcap = false, alibi = false;
