@@ -36,9 +36,9 @@ void prepare_backward_sm90(const Problem& problem) {
 }
 
 Grid backward_sm90_grid(const Plan& plan, i64 blocks) {
-  constexpr int kSumWarps = 4;
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * (plan.warps + kSumWarps)),
-          static_cast<unsigned>(plan.shared_bytes)};
+  constexpr int kSumWarps = 4, kTurnWarps = 4;
+  const int warps = plan.warps + kSumWarps + (plan.takes_turns ? kTurnWarps : 0);
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * warps), static_cast<unsigned>(plan.shared_bytes)};
 }
 
 BackwardSm90Args backward_sm90_args(const BackwardArgs& common, const Problem& problem, const Plan& plan,

@@ -10,7 +10,9 @@ namespace narrows {
 
 constexpr int kPartRows = 64;  // of a warpgroup's product
 constexpr int kKeyWarpgroups = kBlockKeys / kPartRows;
-static_assert(kThreads == kWarpgroup * (kKeyWarpgroups + 1) && kWarps == 4 * kKeyWarpgroups && kColumnWarps == 1);
+constexpr int kTurnWarpgroups = kDeterministic ? 1 : 0;  // of which a thread takes turns
+static_assert(kThreads == kWarpgroup * (kKeyWarpgroups + 1 + kTurnWarpgroups));
+static_assert(kWarps == 4 * kKeyWarpgroups && kColumnWarps == 1);
 static_assert(kHeadBytes % kChunkBytes == 0 && kValueBytes % kChunkBytes == 0, "tiles are whole chunks of columns");
 static_assert(kBlockQueries % kPartRows == 0);
 
@@ -29,6 +31,8 @@ static_assert(kStages <= 4, "barrier numbers leave room for no more");
 // gradients_full     8                   a lane of each warp of keys             those of dQ. It also says that Q and dO of the step
 //                                                                                before are free
 // gradients_empty    4                   a lane of each warp of dQ               those of keys
+// turn_begun         1                   who takes turns                         those of dQ
+// turn_done          4                   a lane of each warp of dQ               who takes turns
 struct Shared {
   u32 base;
 
@@ -46,6 +50,8 @@ struct Shared {
   u32 outputs_full(int stage) const { return barrier(6 + stage); }
   u32 gradients_full(int half) const { return barrier(10 + half); }
   u32 gradients_empty(int half) const { return barrier(12 + half); }
+  u32 turn_begun() const { return barrier(14); }
+  u32 turn_done() const { return barrier(15); }
 };
 
 inline void init_barriers(const Shared& shared) {
@@ -59,6 +65,8 @@ inline void init_barriers(const Shared& shared) {
     init_barrier(shared.gradients_full(half), kWarps);
     init_barrier(shared.gradients_empty(half), 4);
   }
+  init_barrier(shared.turn_begun(), 1);
+  init_barrier(shared.turn_done(), 4);
   fence_barrier_init();
 }
 

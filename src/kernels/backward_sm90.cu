@@ -294,8 +294,11 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     grow_registers<kKeyRegisters>();
     find_rows(args, block, facts);
     KeyComputer{args, facts, shared, warp / 4, warp % 4, lane}.run();
-  } else {
+  } else if (warp < kWarps + 4) {
     shrink_registers<kSumRegisters>();
     bring_and_sum(args, facts, shared, warp - kWarps);
+  } else if constexpr (kDeterministic) {
+    shrink_registers<kTurnRegisters>();
+    if (threadIdx.x == kThreads - kWarpgroup) TurnTaker{args, facts.block, shared}.run();
   }
 }

@@ -74,13 +74,37 @@ inline void publish(int warpgroup) {
 
 // --------------------------------------------------------------------------------------------------------------------- dQ
 
-// Deterministic: key blocks add to some query blocks, a group, in their order; each warp after the same warp of the key block
-// before, as in backward_sm80.cu.
+// Deterministic: key blocks add to some query blocks, a group, in their order. A thread of a warpgroup of its own takes and passes the
+// turns, so that neither the wait for what was added nor the way of the numbers holds up the products.
 constexpr i32 kGroup = max_of(kTurnRows / kBlockQueries, 1);  // query blocks
 
-struct Turn {
-  u32* at = nullptr;
-  u32 number = 0, seen = 0;
+struct TurnTaker {
+  const BackwardSm90Args& args;
+  const KeyBlock& block;
+  Shared shared;
+  u32 phase = 0;  // of both barriers of turns
+
+  // Of a group that begins with query block `first`.
+  void take(i32 head, i32 first) {
+    const i32 own = block.first / kBlockKeys;
+    const u32 number = static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
+                                                       : own - first_key_block(args, block, first, kGroup));
+    u32* const at = args.turns + query_block_number(args, block, head, first) * kWarps;
+    // It adds only once the number has been seen: a branch is enough of an order, as what others added before was made by the memory
+    // before their number was stored.
+    while (load_relaxed(at) != number) {
+    }
+    arrive(shared.turn_begun());
+    wait_barrier(shared.turn_done(), phase);
+    phase ^= 1;
+    store_release(at, number + 1);
+  }
+  void run() {
+    if (args.query_sums == nullptr || step_count(args, block) == 0) return;
+    for (i32 head = 0; head < args.group; ++head)
+      for (i32 first = block.begin_tile / kGroup * kGroup; first < block.end_tile; first += kGroup)
+        take(block.kv_head * args.group + head, first);
+  }
 };
 
 struct Summer {
@@ -89,7 +113,7 @@ struct Summer {
   Shared shared;
   int warp;  // within the warpgroup
   Place place;
-  Turn now, before;
+  u32 turn = 0;  // phase of its barriers
 
   bool begins_group() const { return place.tile % kGroup == 0 || place.tile == facts.block.begin_tile; }
   bool ends_group() const { return place.tile % kGroup == kGroup - 1 || place.tile == facts.block.end_tile - 1; }
@@ -99,30 +123,8 @@ struct Summer {
     const KeyBlock& block = facts.block;
     const i32 own = block.first / kBlockKeys;
     if constexpr (!kLimitsKeys) return own == 0;
-    return own == (kLastKeysFirst ? last_key_block(args, block, place.tile, 1) : first_key_block(args, block, place.tile, 1));
-  }
-  // Whose turn it is, asked before it must be known.
-  void ask_turn() {
-    const KeyBlock& block = facts.block;
-    const i32 first = place.tile / kGroup * kGroup;
-    const i32 own = block.first / kBlockKeys;
-    now.number = static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
-                                                 : own - first_key_block(args, block, first, kGroup));
-    now.at = args.turns + query_block_number(args, block, place.head, first) * kWarps + warp;
-    now.seen = load_relaxed(now.at);
-  }
-  // It adds only once it has seen its number: a branch is enough of an order, as what others added before was made by the memory
-  // before their number was stored.
-  void await_turn() {
-    while (now.seen != now.number) now.seen = load_relaxed(now.at);
-    __syncwarp();
-  }
-  // A step later, when what the warp has added is there: at once it would wait for that.
-  void pass_turn() {
-    if (before.at == nullptr) return;
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) store_release(before.at, before.number + 1);
-    before = {};
+    return own ==
+           (kLastKeysFirst ? last_key_block(args, block, place.tile, 1) : first_key_block(args, block, place.tile, 1));
   }
 
   // 64 query rows and 64 columns of dS K.
@@ -170,15 +172,18 @@ struct Summer {
         if (loads) loader.load_step();
         __syncwarp();
       }
-      if (kDeterministic && index == 0) pass_turn();
       wait_products<0>();
       if (index == row_parts * chunks - 1 && threadIdx.x % kWarp == 0) arrive(shared.gradients_empty(half));
       pin(part);
       if (args.query_sums == nullptr) continue;
-      if (kDeterministic && index == 0 && begins_group()) await_turn();
+      if (kDeterministic && index == 0 && begins_group()) wait_barrier(shared.turn_begun(), turn);
       send(part, sums + sum_place(row_part * (kPartRows / 16) + warp, chunk * (kChunkColumns / 8), 0, 0), first, last);
     }
-    if (kDeterministic && args.query_sums != nullptr && ends_group()) before = now;
+    if (kDeterministic && args.query_sums != nullptr && ends_group()) {
+      turn ^= 1;
+      __syncwarp();
+      if (threadIdx.x % kWarp == 0) arrive(shared.turn_done());
+    }
     place.next(facts.block);
   }
 };
@@ -195,7 +200,7 @@ inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, cons
   }
   __syncwarp();
   wait_for_previous();  // which clears the sums
-  Summer summer{args, facts, shared, warp, first_place(args, facts.block), {}, {}};
+  Summer summer{args, facts, shared, warp, first_place(args, facts.block)};
   wait_barrier(shared.keys_full(), 0);
   if (facts.clean_keys < kBlockKeys) {
     clear_rows<kKeyTile>(shared.keys(), facts.clean_keys, kBlockKeys);
@@ -203,11 +208,9 @@ inline void bring_and_sum(const BackwardSm90Args& args, const Facts& facts, cons
   }
 #pragma unroll 1
   for (i32 step = 0; step < steps; ++step) {
-    if (kDeterministic && args.query_sums != nullptr && summer.begins_group()) summer.ask_turn();
     wait_barrier(shared.gradients_full(half_of(step)), half_phase(step));
     summer.step(step, step == steps - 1, loader, step > 0 && loads);
   }
-  if constexpr (kDeterministic) summer.pass_turn();
 }
 
 }  // namespace narrows

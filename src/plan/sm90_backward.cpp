@@ -13,6 +13,8 @@ namespace narrows {
 namespace {
 
 constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8, kBackwardThreads = 384;
+/// Of a fourth warpgroup, in which a thread takes turns, and what it leaves to the others.
+constexpr i32 kTurnThreads = 128, kTurnRegisters = 24, kKeyRegistersBesideTurns = 208, kSumRegistersBesideTurns = 72;
 
 /// The first row of a width that takes a call's rules is its own.
 struct Sm90BackwardTiles {
@@ -41,8 +43,8 @@ BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i3
   rules.stages = tiles.stages;
   rules.pace = tiles.pace;
   rules.turn_rows = rules.deterministic ? tiles.turn_rows : 0;
-  rules.sum_registers = tiles.sum_registers;
-  rules.key_registers = tiles.key_registers;
+  rules.sum_registers = rules.deterministic ? kSumRegistersBesideTurns : tiles.sum_registers;
+  rules.key_registers = rules.deterministic ? kKeyRegistersBesideTurns : tiles.key_registers;
   return rules;
 }
 
@@ -106,13 +108,14 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   common.softcap = constants.softcap;
   common.alibi = constants.alibi;
   sm80::Config config("shared/backward_sm90_args.h");
-  config.tiles_and_rules(common, kBackwardThreads);
+  config.tiles_and_rules(common, kBackwardThreads + (constants.deterministic ? kTurnThreads : 0));
   config.number("kColumnWarps", 1);
   config.number("kStages", constants.stages);
   config.number("kPace", constants.pace);
   config.number("kTurnRows", constants.turn_rows);
   config.number("kSumRegisters", constants.sum_registers);
   config.number("kKeyRegisters", constants.key_registers);
+  config.number("kTurnRegisters", kTurnRegisters);
   config.number("kSharedBytes", static_cast<int>(backward_sm90_shared_bytes(constants)));
   config.flag("kVectorSums", true);
   config.flag("kLimitsKeys", constants.limits_keys);

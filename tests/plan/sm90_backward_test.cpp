@@ -12,6 +12,7 @@ namespace narrows::test {
 namespace {
 
 constexpr i64 kRegistersOfBlock = 168 * 3;  // of three warpgroups' threads, one each
+constexpr i64 kRegistersBesideTurns = 128 * 4 - 24;
 
 const Machine& hopper_backward() {
   static const Machine machine = [] {
@@ -104,7 +105,8 @@ TEST(PlanSm90Backward, what_a_thread_block_takes_fits) {
         EXPECT_GE(plan.head_width, d);
         EXPECT_GE(plan.value_width, dv);
         EXPECT_LE(plan.shared_bytes, hopper_backward().shared_bytes);
-        EXPECT_LE(constants.sum_registers + 2 * constants.key_registers, kRegistersOfBlock);
+        EXPECT_LE(constants.sum_registers + 2 * constants.key_registers,
+                  deterministic ? kRegistersBesideTurns : kRegistersOfBlock);
         EXPECT_EQ(plan.takes_turns, deterministic);
       }
 }
