@@ -10,7 +10,7 @@ namespace narrows {
 
 constexpr int kPartRows = 64;  // of a warpgroup's product
 constexpr int kKeyWarpgroups = kBlockKeys / kPartRows;
-constexpr int kTurnWarpgroups = kDeterministic ? 1 : 0;  // of which a thread takes turns
+constexpr int kTurnWarpgroups = kDeterministic ? 1 : 0;  // of which two threads take and pass turns
 static_assert(kThreads == kWarpgroup * (kKeyWarpgroups + 1 + kTurnWarpgroups));
 static_assert(kWarps == 4 * kKeyWarpgroups && kColumnWarps == 1);
 static_assert(kHeadBytes % kChunkBytes == 0 && kValueBytes % kChunkBytes == 0, "tiles are whole chunks of columns");
@@ -31,8 +31,8 @@ static_assert(kStages <= 4, "barrier numbers leave room for no more");
 // gradients_full     8                   a lane of each warp of keys             those of dQ. It also says that Q and dO of the step
 //                                                                                before are free
 // gradients_empty    4                   a lane of each warp of dQ               those of keys
-// turn_begun         1                   who takes turns                         those of dQ
-// turn_done          4                   a lane of each warp of dQ               who takes turns
+// turn_begun         2                   who takes turns, who passes them        those of dQ
+// turn_done          4                   a lane of each warp of dQ               both
 struct Shared {
   u32 base;
 
@@ -65,7 +65,7 @@ inline void init_barriers(const Shared& shared) {
     init_barrier(shared.gradients_full(half), kWarps);
     init_barrier(shared.gradients_empty(half), 4);
   }
-  init_barrier(shared.turn_begun(), 1);
+  init_barrier(shared.turn_begun(), 2);
   init_barrier(shared.turn_done(), 4);
   fence_barrier_init();
 }

@@ -299,6 +299,8 @@ extern "C" __global__ void __launch_bounds__(narrows::kThreads, 1)
     bring_and_sum(args, facts, shared, warp - kWarps);
   } else if constexpr (kDeterministic) {
     shrink_registers<kTurnRegisters>();
-    if (threadIdx.x == kThreads - kWarpgroup) TurnTaker{args, facts.block, shared}.run();
+    const Turns turns{args, facts.block, shared};
+    if (threadIdx.x == kThreads - kWarpgroup) turns.take();
+    if (threadIdx.x == kThreads - kWarp) turns.pass();
   }
 }

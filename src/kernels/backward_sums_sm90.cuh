@@ -74,36 +74,45 @@ inline void publish(int warpgroup) {
 
 // --------------------------------------------------------------------------------------------------------------------- dQ
 
-// Deterministic: key blocks add to some query blocks, a group, in their order. A thread of a warpgroup of its own takes and passes the
-// turns, so that neither the wait for what was added nor the way of the numbers holds up the products.
+// Deterministic: key blocks add to some query blocks, a group, in their order. Two threads of a warpgroup of their own take and pass the
+// turns, so that neither the wait for what was added nor the way of the numbers holds up the products, nor the one the other.
 constexpr i32 kGroup = max_of(kTurnRows / kBlockQueries, 1);  // query blocks
 
-struct TurnTaker {
+struct Turns {
   const BackwardSm90Args& args;
   const KeyBlock& block;
   Shared shared;
-  u32 phase = 0;  // of both barriers of turns
 
-  // Of a group that begins with query block `first`.
-  void take(i32 head, i32 first) {
-    const i32 own = block.first / kBlockKeys;
-    const u32 number = static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
-                                                       : own - first_key_block(args, block, first, kGroup));
-    u32* const at = args.turns + query_block_number(args, block, head, first) * kWarps;
-    // It adds only once the number has been seen: a branch is enough of an order, as what others added before was made by the memory
-    // before their number was stored.
-    while (load_relaxed(at) != number) {
-    }
-    arrive(shared.turn_begun());
-    wait_barrier(shared.turn_done(), phase);
-    phase ^= 1;
-    store_release(at, number + 1);
-  }
-  void run() {
+  // visit(where a group's number stands, the block's own, which of its turns it is)
+  template <class Visit> void each_turn(const Visit& visit) const {
     if (args.query_sums == nullptr || step_count(args, block) == 0) return;
-    for (i32 head = 0; head < args.group; ++head)
-      for (i32 first = block.begin_tile / kGroup * kGroup; first < block.end_tile; first += kGroup)
-        take(block.kv_head * args.group + head, first);
+    const i32 own = block.first / kBlockKeys;
+    u32 turn = 0;
+    for (i32 head = block.kv_head * args.group; head < (block.kv_head + 1) * args.group; ++head)
+      for (i32 first = block.begin_tile / kGroup * kGroup; first < block.end_tile; first += kGroup, ++turn)
+        visit(args.turns + query_block_number(args, block, head, first) * kWarps,
+              static_cast<u32>(kLastKeysFirst ? last_key_block(args, block, first, kGroup) - own
+                                              : own - first_key_block(args, block, first, kGroup)),
+              turn);
+  }
+  // It adds only once the number has been seen: a branch is enough of an order, as what others added before was made by the memory
+  // before their number was stored.
+  void take() const {
+    each_turn([&](const u32* at, u32 number, u32 turn) {
+      while (load_relaxed(at) != number) {
+      }
+      if (turn > 0) wait_barrier(shared.turn_done(), (turn - 1) & 1);
+      arrive(shared.turn_begun());
+    });
+  }
+  // A turn begins when the end of the one before has been seen here too: of two ends the first would not be.
+  void pass() const {
+    arrive(shared.turn_begun());
+    each_turn([&](u32* at, u32 number, u32 turn) {
+      wait_barrier(shared.turn_done(), turn & 1);
+      arrive(shared.turn_begun());
+      store_release(at, number + 1);
+    });
   }
 };
 

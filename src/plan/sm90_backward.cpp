@@ -13,8 +13,8 @@ namespace narrows {
 namespace {
 
 constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8, kBackwardThreads = 384;
-/// Of a fourth warpgroup, in which a thread takes turns, and what it leaves to the others.
-constexpr i32 kTurnThreads = 128, kTurnRegisters = 24, kKeyRegistersBesideTurns = 208, kSumRegistersBesideTurns = 72;
+/// Of a fourth warpgroup, in which two threads take and pass turns, and what it leaves to the warpgroups of keys.
+constexpr i32 kTurnThreads = 128, kTurnRegisters = 32, kKeyRegistersBesideTurns = 208;
 
 /// The first row of a width that takes a call's rules is its own.
 struct Sm90BackwardTiles {
@@ -22,9 +22,9 @@ struct Sm90BackwardTiles {
   bool natural;  // takes score rules
   i32 query_block, stages, pace, turn_rows, sum_registers, key_registers;
 };
-constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 256, 64, 216},
-                                        Sm90BackwardTiles{64, true, 64, 4, 32, 256, 64, 216},
-                                        Sm90BackwardTiles{128, true, 64, 3, 32, 256, 64, 216}};
+constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 128, 64, 216},
+                                        Sm90BackwardTiles{64, true, 64, 4, 32, 128, 64, 216},
+                                        Sm90BackwardTiles{128, true, 64, 3, 32, 64, 64, 216}};
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kSm90BackwardReached = 0.5;
@@ -43,7 +43,7 @@ BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i3
   rules.stages = tiles.stages;
   rules.pace = tiles.pace;
   rules.turn_rows = rules.deterministic ? tiles.turn_rows : 0;
-  rules.sum_registers = rules.deterministic ? kSumRegistersBesideTurns : tiles.sum_registers;
+  rules.sum_registers = tiles.sum_registers;
   rules.key_registers = rules.deterministic ? kKeyRegistersBesideTurns : tiles.key_registers;
   return rules;
 }

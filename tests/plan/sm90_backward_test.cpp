@@ -12,7 +12,7 @@ namespace narrows::test {
 namespace {
 
 constexpr i64 kRegistersOfBlock = 168 * 3;  // of three warpgroups' threads, one each
-constexpr i64 kRegistersBesideTurns = 128 * 4 - 24;
+constexpr i64 kRegistersBesideTurns = 128 * 4 - 32;
 
 const Machine& hopper_backward() {
   static const Machine machine = [] {
