@@ -1,23 +1,17 @@
 // Shared memory of the sm90 backward kernel: its tiles, and the barriers that hand them to and fro.
 #pragma once
-#include "kernels/backward_scores.cuh"
-#include "kernels/descriptor.cuh"
-#include "kernels/ptx_sm90.cuh"
+#include "kernels/backward_steps_sm90.cuh"
 #include "kernels/ring.cuh"
-#include "shared/backward_sm90_args.h"
 
 namespace narrows {
 
-constexpr int kPartRows = 64;  // of a warpgroup's product
 constexpr int kKeyWarpgroups = kBlockKeys / kPartRows;
 constexpr int kTurnWarpgroups = kDeterministic ? 1 : 0;  // of which two threads take and pass turns
 static_assert(kThreads == kWarpgroup * (kKeyWarpgroups + 1 + kTurnWarpgroups));
-static_assert(kWarps == 4 * kKeyWarpgroups && kColumnWarps == 1);
-static_assert(kHeadBytes % kChunkBytes == 0 && kValueBytes % kChunkBytes == 0, "tiles are whole chunks of columns");
+static_assert(kWarps == 4 * kKeyWarpgroups && kColumnWarps == 1 && kCluster == 1);
 static_assert(kBlockQueries % kPartRows == 0);
 
 // In the order of addresses: K, V; the stages of Q; those of dO; two of dS^T; the stages of rows' facts; barriers; facts of the keys.
-constexpr u32 kFactBytes = kBlockQueries * sizeof(RowFacts);
 constexpr u32 kValuesAt = kKeyTile.bytes(), kQueriesAt = kValuesAt + kValueTile.bytes();
 constexpr u32 kOutputsAt = kQueriesAt + kStages * kQueryTile.bytes();
 constexpr u32 kGradientsAt = kOutputsAt + kStages * kOutputTile.bytes();
@@ -70,77 +64,9 @@ inline void init_barriers(const Shared& shared) {
   fence_barrier_init();
 }
 
-// Of a step's dS^T: which of the two tiles, and its barriers' phase.
-constexpr int half_of(i32 step) { return step & 1; }
-constexpr u32 half_phase(i32 step) { return static_cast<u32>(step >> 1 & 1); }
-
-// Deterministic, and rows do not see every key: the last block of keys takes the first turn. With a causal mask all blocks then
-// begin where they are the first, and go down one behind the other as far apart as they begin.
-constexpr bool kLastKeysFirst = kDeterministic && kLimitsKeys;
-
 // Named barriers: 1 + its number of a warpgroup, and one of all warps of keys.
 constexpr int kAllOfKeys = kKeyWarpgroups + 2;
 
-// What every role needs to know of the thread block's keys.
-struct Facts {
-  KeyBlock block;
-  Rows rows[kBlockKeys];  // query rows that see a key; what is behind the last one weighs nothing, so it counts as one
-  Rows clean;             // query rows whose Q and dO may be read as they are
-  i32 clean_keys;         // the same of K and V; from the block's first key
-  u32 index;
-  float slopes[kWarps];
-  bool far;  // some row of the call has an LSE far out
-};
-
 static_assert(kFactsAt + sizeof(Facts) <= kSharedBytes, "the planner's bytes are enough");
-
-constexpr i32 kMostRow = 0x7fffffff;
-
-// Query rows that see key j of the block's sequence.
-inline Rows rows_that_see(const CallArgs& args, const KeyBlock& block, i32 j) {
-  if (j >= block.keys) return {0, 0};
-  if constexpr (!kLimitsKeys) return {0, kMostRow};
-  const Rows rows = query_rows(visible_queries(args.visibility, j, block.queries, block.shift));
-  return {rows.begin, rows.end == block.queries ? kMostRow : rows.end};
-}
-
-// By a thread.
-inline void find_facts(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
-  facts.block = block;
-  // Behind the tensor the engine fills in zeros.
-  const bool last = !is_varlen(args.cu_seqlens_q) && block.seeing.end == args.query_rows;
-  facts.clean = {block.seeing.begin, last ? kMostRow : block.seeing.end};
-  facts.clean_keys =
-      !is_varlen(args.cu_seqlens_k) && block.keys == args.key_rows ? kBlockKeys : block.keys - block.first;
-}
-
-// What only the warps of keys must know, by these, while the first tiles are on their way.
-inline void find_rows(const BackwardSm90Args& args, const KeyBlock& block, Facts& facts) {
-  const i32 key = static_cast<i32>(threadIdx.x);
-  if (key < kBlockKeys) facts.rows[key] = rows_that_see(args, block, block.first + key);
-  if (key == 0) {
-    wait_for_previous();
-    facts.far = !kNatural && *args.far_rows != 0;
-  }
-  meet(kAllOfKeys, kWarps * kWarp);
-}
-
-// A step's query head and block of query rows.
-struct Place {
-  i32 head, tile;
-
-  void next(const KeyBlock& block) {
-    if (++tile != block.end_tile) return;
-    tile = block.begin_tile;
-    ++head;
-  }
-};
-
-inline Place first_place(const BackwardArgs& args, const KeyBlock& block) {
-  return {block.kv_head * args.group, block.begin_tile};
-}
-inline i32 step_count(const BackwardArgs& args, const KeyBlock& block) {
-  return args.group * max_of(block.end_tile - block.begin_tile, 0);
-}
 
 }  // namespace narrows

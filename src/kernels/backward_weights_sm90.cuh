@@ -1,6 +1,6 @@
 // P^T and dS^T of a step in the accumulators and operands of a thread.
 #pragma once
-#include "kernels/backward_pipeline_sm90.cuh"
+#include "kernels/backward_steps_sm90.cuh"
 
 namespace narrows {
 
@@ -12,6 +12,16 @@ inline void pack_operands(Operands& a, const Scores& s) {
   for (int i = 0; i < kBlockQueries / 16; ++i)
 #pragma unroll
     for (int n = 0; n < 4; ++n) a[i][n] = pack(s[0][2 * i + n / 2][n % 2 * 2], s[0][2 * i + n / 2][n % 2 * 2 + 1]);
+}
+
+// To a tile, whose row `row` the lane gives a matrix's address of. Along a row the swizzle is an exclusive or of address bits.
+template <SmemTile tile> inline void store_operands(const Operands& a, u32 to, int row) {
+  const u32 first = tile.offset(row, static_cast<int>(threadIdx.x) % kWarp / 16);
+#pragma unroll
+  for (int i = 0; i < kBlockQueries / 16; ++i) {
+    const u32 chunk = tile.offset(0, i / 4 * 8), within = static_cast<u32>(i % 4 * 2 * kUnitBytes);
+    store_matrices(to + chunk + (first ^ within), a[i][0], a[i][1], a[i][2], a[i][3]);
+  }
 }
 
 // Two neighbouring queries of each of two tiles of 8, j and j + 1: references, or behind these deltas.
@@ -28,12 +38,55 @@ struct FourFacts {
 struct Distances {
   float first;
 
-  Distances(const KeyBlock& block, i32 first_row) {
+  // first_key: of the thread block, within the sequence.
+  Distances(const KeyBlock& block, i32 first_key, i32 first_row) {
     const LanePlace place;
-    first = static_cast<float>(first_row + place.query(0, 0) + block.shift - block.first - place.key(0));
+    first = static_cast<float>(first_row + place.query(0, 0) + block.shift - first_key - place.key(0));
   }
   float operator()(int tile, int i) const { return fabsf(first + static_cast<float>(8 * tile + i % 2 - i / 2 * 8)); }
 };
+
+inline void hide_rows(Scores& s, const Facts& facts, i32 first_row) {
+  const LanePlace place;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Rows rows = facts.rows[place.key(r)];
+    const u32 begin = static_cast<u32>(rows.begin - first_row - place.query(0, 0));
+    const u32 count = static_cast<u32>(rows.end - rows.begin);
+#pragma unroll
+    for (int j = 0; j < kQueryTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (static_cast<u32>(8 * j + e) - begin >= count) s[0][j][r * 2 + e] = kHidden;
+  }
+}
+
+// Scores of rows whose LSE is far out become differences to it: their reference is 0.
+inline void bring_near(Scores& s, const BackwardSm90Args& args, const KeyBlock& block, const Place& place) {
+  const i32 first_row = place.tile * kBlockQueries;
+  const i64 row = block.first_query + first_row;
+  const char* const lse = args.lse.data + block.sequence * args.lse.strides[0] + place.head * args.lse.strides[1] +
+                          row * args.lse.strides[2];
+  const float inverse = 1.f / args.units.scale;
+  each_score(s, [&](int, int j, int e, float& x) {
+    const i32 query = LanePlace().query(j, e);
+    if (first_row + query >= block.queries) return;
+    const float own = *reinterpret_cast<const float*>(lse + query * args.lse.strides[2]);
+    if (is_far(own)) x = (__fmul_rn(x, args.units.scale) - own) * inverse;
+  });
+}
+
+// Scores that the products alone do not give. first_key: of the warpgroup, among the thread block's.
+inline void correct_scores(Scores& s, const BackwardSm90Args& args, const Facts& facts, int first_key,
+                           const Place& place) {
+  const i32 first_row = place.tile * kBlockQueries;
+  const Rows &first = facts.rows[first_key], &last = facts.rows[first_key + kPartRows - 1];
+  const bool all = last.begin <= first_row && first_row + kBlockQueries <= min_of(first.end, last.end);
+  if (all && !facts.far) return;
+  asm volatile("" ::: "memory");  // a branch: without it each step has the instructions, predicated
+  hide_rows(s, facts, first_row);
+  if (facts.far) bring_near(s, args, facts.block, place);
+}
 
 inline void make_logits(Scores& s, const ScoreRules<float>& rules, const Distances& away) {
 #pragma unroll
@@ -96,8 +149,15 @@ inline float weight_of(u32 pair, u32 rest, int i) {
   }
 }
 
-// dP^T becomes the gradient of the logits, P^T (dP^T - delta).
-inline void differentiate_step(Scores& g, const Operands& p, const Remainders& rest, u32 deltas) {
+// Weights that were rounded, again.
+struct KeptWeights {
+  const Operands& p;
+  const Remainders& rest;
+  float operator()(int tile, int i) const { return weight_of(p[tile / 2][tile % 2 * 2 + i / 2], rest[tile], i); }
+};
+
+// dP^T becomes the gradient of the logits, P^T (dP^T - delta). weights(tile of 8 queries, number of a lane's four).
+template <class Weights> inline void differentiate_step(Scores& g, const Weights& weights, u32 deltas) {
   constexpr float unit = 1 / kWeightUnit;
 #pragma unroll
   for (int j = 0; j < kQueryTiles; j += 2) {
@@ -106,7 +166,7 @@ inline void differentiate_step(Scores& g, const Operands& p, const Remainders& r
     for (int m = 0; m < 8; ++m) {
       float& x = g[0][j + m / 4][m % 4];
       const float own = delta(m / 4, m % 2), difference = unit == 1 ? x - own : __fmaf_rn(x, unit, -(own * unit));
-      x = weight_of(p[j / 2][m / 2], rest[j + m / 4], m % 4) * difference;
+      x = weights(j + m / 4, m % 4) * difference;
     }
   }
 }
@@ -123,15 +183,16 @@ inline float slope_of(const Scores& g, const Distances& away) {
 
 // From the gradient of the logits to that of scale * Q K^T. The capped score is found again in its weight: there is no register
 // for each tanh.
-inline void pass_softcap(Scores& g, const Operands& p, const Remainders& rest, u32 references,
-                         const ScoreRules<float>& rules, const Distances& away) {
+template <class Weights>
+inline void pass_softcap(Scores& g, const Weights& weights, u32 references, const ScoreRules<float>& rules,
+                         const Distances& away) {
 #pragma unroll
   for (int j = 0; j < kQueryTiles; j += 2) {
     const FourFacts reference(references, j);
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
       const int tile = j + m / 4, i = m % 4;
-      const float exponent = log2_approx(weight_of(p[j / 2][m / 2], rest[tile], i) * (1 / kWeightUnit));
+      const float exponent = log2_approx(weights(tile, i) * (1 / kWeightUnit));
       float capped = __fmaf_rn(exponent, static_cast<float>(kLn2), reference(m / 4, m % 2));
       if constexpr (kAlibi) capped += away(tile, i) * rules.slope;
       const float tangent = fmaxf(fminf(capped * rules.inverse_cap, 1.f), -1.f);  // of a weight of 0: its gradient is 0

@@ -110,6 +110,7 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   sm80::Config config("shared/backward_sm90_args.h");
   config.tiles_and_rules(common, kBackwardThreads + (constants.deterministic ? kTurnThreads : 0));
   config.number("kColumnWarps", 1);
+  config.number("kCluster", 1);
   config.number("kStages", constants.stages);
   config.number("kPace", constants.pace);
   config.number("kTurnRows", constants.turn_rows);

@@ -111,10 +111,11 @@ struct BackwardCall {
         arg.strides[axis] = stride;
       if (map) *map = describe({arg.data, {columns, rows, count, batch}, {2, row, 2 * i64{columns}, sequence}, box});
     };
-    set(args.q, &args.q_map, q, query_rows, heads, d, kBlockQueries);
-    set(args.dout, &args.dout_map, dout, query_rows, heads, dv, kBlockQueries);
-    set(args.k, &args.k_map, k, key_rows, kv_heads, d, kBlockKeys);
-    set(args.v, &args.v_map, v, key_rows, kv_heads, dv, kBlockKeys);
+    constexpr i32 query_box = kBlockQueries / kCluster, key_box = kBlockKeys / kCluster;
+    set(args.q, &args.q_map, q, query_rows, heads, d, query_box);
+    set(args.dout, &args.dout_map, dout, query_rows, heads, dv, query_box);
+    set(args.k, &args.k_map, k, key_rows, kv_heads, d, key_box);
+    set(args.v, &args.v_map, v, key_rows, kv_heads, dv, key_box);
     set(args.dk, nullptr, dk, key_rows, kv_heads, d, 0);
     set(args.dv, nullptr, dv_, key_rows, kv_heads, dv, 0);
     args.lse = {reinterpret_cast<char*>(lse_of_rows.data()), {4 * heads * query_rows, 4 * query_rows, 4, 0}};
@@ -149,11 +150,10 @@ struct BackwardCall {
   }
 
   void run() {
-    const u32 blocks = static_cast<u32>(args.key_blocks * batch * kv_heads);
-    for (u32 index = 0; index < blocks; ++index) {
-      ::narrows::test::Block block(kThreads / kWarp, kSharedBytes);
-      std::fill(block.memory.begin(), block.memory.end(), static_cast<unsigned char>(0xff));  // NaN
-      block.run([&] { backward_sm90(args); }, index, blocks);
+    const u32 blocks = static_cast<u32>(kCluster * args.key_blocks * batch * kv_heads);
+    for (u32 first = 0; first < blocks; first += kCluster) {
+      ::narrows::test::Cluster cluster(kCluster, kThreads / kWarp, kSharedBytes);
+      cluster.run([&] { run_kernel(args); }, first, blocks, 0xff);  // NaN
     }
   }
 

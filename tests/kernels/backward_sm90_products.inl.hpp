@@ -18,3 +18,7 @@ alignas(1024) char memory[narrows::kSharedBytes];
 }
 #include "kernels/backward_sm90.cu"
 #undef memory
+
+namespace narrows {
+inline void run_kernel(const BackwardSm90Args& args) { backward_sm90(args); }
+}  // namespace narrows

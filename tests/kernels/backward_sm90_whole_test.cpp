@@ -26,7 +26,7 @@ namespace whole_of_backward_sm90 {
 namespace narrows {
 [[maybe_unused]] constexpr Element kElement = Element::bf16, kBiasElement = Element::fp32;
 [[maybe_unused]] constexpr int kHeadDim = 64, kValueDim = 64, kBlockQueries = 128, kBlockKeys = 128, kWarps = 8,
-                               kThreads = 384, kColumnWarps = 1, kStages = 3, kPace = 80, kTurnRows = 128,
+                               kThreads = 384, kColumnWarps = 1, kCluster = 1, kStages = 3, kPace = 80, kTurnRows = 128,
                                kCopyBytes = 16, kSumRegisters = 64, kTurnRegisters = 32, kKeyRegisters = 216,
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = false, kNatural = false, kSoftcap = false, kAlibi = false, kBias = false,

@@ -60,6 +60,7 @@ struct Lane {
   Warp* warp = nullptr;
   unsigned x = 0;  // of the block; the device's name
   Block* block = nullptr;
+  unsigned left = 0;  // meetings of the cluster
 
   inline void wait(Turns::Waiting& others);
 };
@@ -74,11 +75,13 @@ inline thread_local GridIndex blockIdx, gridDim;
 
 namespace narrows::test {
 
-/// The lanes that run meanwhile leave threadIdx as theirs.
+/// The lanes that run meanwhile leave threadIdx and blockIdx as theirs.
 inline void Lane::wait(Turns::Waiting& others) {
   const Lane own = *this;
+  const GridIndex own_block = blockIdx;
   others.wait();
   threadIdx = own;
+  blockIdx = own_block;
 }
 
 template <class Body> void Warp::run(const Body& body, unsigned first_thread) {
@@ -219,6 +222,27 @@ namespace narrows::test {
 /// What a kernel ahead does at the end, which a thread block waits for.
 inline std::function<void()> previous_kernel;
 
+/// Where all threads of a cluster meet; one that leaves goes on until it waits for the others.
+class ClusterMeeting {
+ public:
+  explicit ClusterMeeting(unsigned threads) : threads_(threads) {}
+
+  void leave() {
+    ++threadIdx.left;
+    if (++arrived_ < threads_) return;
+    arrived_ = 0;
+    ++held_;
+    others_.wake();
+  }
+  void wait() {
+    while (held_ < threadIdx.left) threadIdx.wait(others_);
+  }
+
+ private:
+  unsigned threads_, arrived_ = 0, held_ = 0;
+  Turns::Waiting others_;
+};
+
 /// A thread block of several warps.
 class Block {
  public:
@@ -231,14 +255,16 @@ class Block {
 
   /// Runs the kernel in all threads.
   template <class Kernel> void run(const Kernel& kernel, unsigned index, unsigned blocks) {
-    blockIdx.x = index;
-    gridDim.x = blocks;
-    Turns::run(threads(), [&](unsigned x) {
-      threadIdx = {warps_[x / 32].get(), x, this};
-      kernel();
-    });
+    Turns::run(threads(), [&](unsigned x) { run_lane(kernel, x, index, blocks); });
     threadIdx = {};
     blockIdx = gridDim = {};
+  }
+  /// As the lane that runs.
+  template <class Kernel> void run_lane(const Kernel& kernel, unsigned x, unsigned index, unsigned blocks) {
+    threadIdx = {warps_[x / 32].get(), x, this};
+    blockIdx.x = index;
+    gridDim.x = blocks;
+    kernel();
   }
 
   bool sync_or(bool holds) {
@@ -281,7 +307,12 @@ class Block {
     }
   }
 
+  /// By a name that no test gives another meaning.
+  std::vector<unsigned char>& shared() { return memory; }
+
   std::vector<unsigned char> memory;  // shared
+  std::vector<Block*> cluster{this};
+  ClusterMeeting* meeting = nullptr;  // none of a block alone
 
  private:
   struct Barrier {
@@ -302,6 +333,37 @@ class Block {
   Turns::Waiting others_;
   std::map<unsigned, Barrier> barriers_;
   std::array<Named, 16> named_;
+};
+
+/// Thread blocks that run together and reach each other's shared memory.
+class Cluster {
+ public:
+  Cluster(int blocks, int warps, std::size_t shared_bytes)
+      : threads_(32 * static_cast<unsigned>(warps)), meeting_(threads_ * static_cast<unsigned>(blocks)) {
+    for (int rank = 0; rank < blocks; ++rank) blocks_.push_back(std::make_unique<Block>(warps, shared_bytes));
+    for (const auto& block : blocks_) {
+      block->meeting = &meeting_;
+      block->cluster.clear();
+      for (const auto& other : blocks_) block->cluster.push_back(other.get());
+    }
+  }
+
+  /// Thread blocks [first, first + size of the cluster) of the grid, whose shared memory is this byte everywhere.
+  template <class Kernel> void run(const Kernel& kernel, unsigned first, unsigned blocks, unsigned char poison) {
+    for (const auto& block : blocks_) std::fill(block->memory.begin(), block->memory.end(), poison);
+    const unsigned size = static_cast<unsigned>(blocks_.size());
+    Turns::run(size * threads_, [&](unsigned lane) {
+      const unsigned rank = lane / threads_;
+      blocks_[rank]->run_lane(kernel, lane % threads_, first + rank, blocks);
+    });
+    threadIdx = {};
+    blockIdx = gridDim = {};
+  }
+
+ private:
+  unsigned threads_;
+  ClusterMeeting meeting_;
+  std::vector<std::unique_ptr<Block>> blocks_;
 };
 
 }  // namespace narrows::test

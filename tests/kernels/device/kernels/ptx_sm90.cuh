@@ -54,15 +54,18 @@ template <class Visit> void visit_box(const TensorMap& map, u32 to, const BoxPla
       visit(swizzled(to + static_cast<u32>(row * 128 + column * 2)), inside ? t.data + offset : nullptr);
     }
 }
-inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64) {
+inline void load_box_to(::narrows::test::Block& block, u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at) {
   long bytes = 0;
   visit_box(map, to, at, [&](u32 byte, const char* element) {
     unsigned short x = 0;
     if (element) std::memcpy(&x, element, sizeof x);
-    put_shared(byte, x);
+    std::memcpy(&block.shared().at(byte), &x, sizeof x);
     bytes += 2;
   });
-  threadIdx.block->arrive(barrier, 0, -bytes);
+  block.arrive(barrier, 0, -bytes);
+}
+inline void load_box(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64) {
+  load_box_to(*threadIdx.block, to, map, barrier, at);
 }
 inline void load_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   for (u32 at = 0; at < bytes; at += 4) {
@@ -84,6 +87,32 @@ inline void wait_stores_read() {}
 inline void wait_stores() {}
 inline void fence_async_shared() {}
 
+// ---- thread blocks of a cluster: the number of one stands above its addresses
+constexpr u32 kAddressBits = 24;
+inline u32 address_of(u32 own, u32 rank) { return own | (rank + 1) << kAddressBits; }
+inline ::narrows::test::Block& block_at(u32 address) {
+  return *threadIdx.block->cluster.at((address >> kAddressBits) - 1);
+}
+inline u32 offset_of(u32 address) { return address & ((1u << kAddressBits) - 1); }
+inline void leave_cluster() { threadIdx.block->meeting->leave(); }
+inline void await_cluster() { threadIdx.block->meeting->wait(); }
+inline void meet_cluster() {
+  leave_cluster();
+  await_cluster();
+}
+inline void arrive_there(u32 barrier) { block_at(barrier).arrive(offset_of(barrier), 1, 0); }
+inline void store_there(u32 at, u32 x) { std::memcpy(&block_at(at).shared().at(offset_of(at)), &x, sizeof x); }
+inline void send_bytes(u32 to, u32 from, u32 bytes, u32 barrier) {
+  std::vector<unsigned char>& there = block_at(to).shared();
+  there.at(offset_of(to) + bytes - 1) = 0;
+  std::memcpy(&there[offset_of(to)], &threadIdx.block->shared().at(from), bytes);
+  block_at(barrier).arrive(offset_of(barrier), 0, -static_cast<long>(bytes));
+}
+template <int blocks> void load_box_everywhere(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64) {
+  for (int rank = 0; rank < blocks; ++rank)
+    load_box_to(*threadIdx.block->cluster.at(static_cast<std::size_t>(rank)), to, map, barrier, at);
+}
+
 inline u32 clock() {
   thread_local u32 now = 0;
   return now += 1024;
@@ -101,6 +130,7 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
 inline void add_global4(float* at, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) at[i] += x[i];
 }
+inline void add_global(float* at, float x) { *at += x; }
 inline void store_release(u32* at, u32 x) { __atomic_store_n(at, x, __ATOMIC_RELEASE); }
 
 // ---- warpgroup
