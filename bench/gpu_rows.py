@@ -54,12 +54,15 @@ def hopper():
 
 
 def hopper_backward():
-    """The same backward, for the head dims that it takes."""
-    yield from grid("backward", "sm90", (64, 128))
+    """The same backward."""
+    yield from grid("backward", "sm90", (64, 128, 256))
+    for sq in (2048, 16384):
+        for causal in (False, True):
+            yield row("backward", d=192, sq=sq, causal=causal, family="sm90")
     yield row("backward", case="window1024", causal=True, family="sm90")
     yield row("backward", dtype="fp16", family="sm90")
     yield row("backward", case="varlen", causal=True, h=16, b=32, sq=16384, family="sm90")
-    for d in (64, 128):
+    for d in (64, 128, 256):
         for causal in (False, True):
             yield row("backward", d=d, sq=2048, causal=causal, case="deterministic", family="sm90")
     yield row("backward", sq=8192, causal=True, case="deterministic", family="sm90")

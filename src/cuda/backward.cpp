@@ -65,7 +65,7 @@ bool is_sm90(BackwardKernel kernel, const Plan& plan) {
 }
 
 Launch launch_of(BackwardKernel which, i64 blocks, const Problem& problem, const Plan& plan, Stream stream) {
-  if (is_sm90(which, plan)) return {&backward_sm90_kernel(problem, stream), backward_sm90_grid(plan, blocks)};
+  if (is_sm90(which, plan)) return {&backward_sm90_kernel(problem, stream), backward_sm90_grid(problem, plan, blocks)};
   const BackwardConstants own = constants_of(which, backward_constants(problem, plan));
   return {&kernel(problem.device.index, key_of(which, own), stream, [&] { return backward_program(which, own); }),
           {static_cast<unsigned>(blocks), static_cast<unsigned>(32 * own.warps),

@@ -12,7 +12,7 @@ const Kernel& backward_sm90_kernel(const Problem& problem, Stream stream);
 void prepare_backward_sm90(const Problem& problem);
 
 /// blocks: of keys.
-Grid backward_sm90_grid(const Plan& plan, i64 blocks);
+Grid backward_sm90_grid(const Problem& problem, const Plan& plan, i64 blocks);
 /// common: what every kernel of the call is given.
 BackwardSm90Args backward_sm90_args(const BackwardArgs& common, const Problem& problem, const Plan& plan,
                                     const Buffers& buffers);

@@ -8,6 +8,12 @@ namespace narrows {
 
 constexpr int kWarpgroup = 128;  // threads
 
+// What the launch asks for, from where tiles may begin: behind what the kernel has itself, of which its text need not know.
+inline char* shared_tiles() {
+  extern __shared__ __align__(1024) char memory[];
+  return memory;
+}
+
 // ---- mbarrier
 inline void init_barrier(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
@@ -66,6 +72,47 @@ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;"
 inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Shared memory that threads wrote, for the engine and the tensor cores.
 inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- thread blocks of a cluster, by their number in it
+// Where thread block `rank` has what lies at `own` here; sums of it and offsets are such addresses too.
+inline u32 address_of(u32 own, u32 rank) {
+  u32 address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(rank));
+  return address;
+}
+// All of its threads, as __syncthreads, in two halves. What a thread did before it left is seen behind the other; where that was
+// to global memory leaving waits for it.
+inline void leave_cluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+inline void meet_cluster() {
+  leave_cluster();
+  await_cluster();
+}
+inline void arrive_there(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+inline void store_there(u32 at, u32 x) {
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+// Bytes of this thread block to another one, whose barrier is told of them.
+inline void send_bytes(u32 to, u32 from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A box to the same place in each of the first `blocks` thread blocks; the barrier at the same place there is told.
+template <int blocks>
+inline void load_box_everywhere(u32 to, const TensorMap& map, u32 barrier, const BoxPlace& at, u64 hint) {
+  constexpr unsigned short all = (1 << blocks) - 1;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.sequence), "h"(all), "l"(hint)
+      : "memory");
+}
 
 // ---- time
 inline u32 clock() {

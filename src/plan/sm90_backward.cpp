@@ -12,24 +12,33 @@
 namespace narrows {
 namespace {
 
-constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8, kBackwardThreads = 384;
+constexpr i32 kBackwardKeyBlock = 128, kBackwardKeyWarps = 8;
 /// Of a fourth warpgroup, in which two threads take and pass turns, and what it leaves to the warpgroups of keys.
-constexpr i32 kTurnThreads = 128, kTurnRegisters = 32, kKeyRegistersBesideTurns = 208;
+constexpr i32 kTurnRegisters = 32, kKeyRegistersBesideTurns = 208;
+/// Beyond, two thread blocks share a block of keys, and the narrower head dim is no less.
+constexpr i32 kWidestAlone = 128;
+/// Of a thread block, on every device of this family; tiles begin behind 1024 bytes that have other uses.
+constexpr i64 kSharedOfBlock = 232448 - 1024;
 
 /// The first row of a width that takes a call's rules is its own.
 struct Sm90BackwardTiles {
   i32 width;     // the wider of the two head dims
   bool natural;  // takes score rules
-  i32 query_block, stages, pace, turn_rows, sum_registers, key_registers;
+  i32 query_block, cluster, stages, pace, turn_rows, sum_registers, key_registers;
 };
-constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 3, 32, 128, 64, 216},
-                                        Sm90BackwardTiles{64, true, 64, 4, 32, 128, 64, 216},
-                                        Sm90BackwardTiles{128, true, 64, 3, 32, 64, 64, 216}};
+constexpr std::array kSm90BackwardTiles{
+    Sm90BackwardTiles{64, false, 128, 1, 3, 32, 128, 64, 216}, Sm90BackwardTiles{64, true, 64, 1, 4, 32, 128, 64, 216},
+    Sm90BackwardTiles{128, true, 64, 1, 3, 32, 64, 64, 216}, Sm90BackwardTiles{192, true, 64, 2, 2, 32, 256, 64, 160},
+    Sm90BackwardTiles{256, true, 64, 2, 2, 32, 256, 64, 160}};
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200.
 constexpr double kSm90BackwardReached = 0.5;
 
-i32 sm90_backward_width(i64 head_dim) { return head_dim <= 64 ? 64 : 128; }
+i32 sm90_backward_width(i64 head_dim, i64 other_head_dim) {
+  for (const Sm90BackwardTiles& row : kSm90BackwardTiles)
+    if (row.width >= head_dim && (row.width >= kWidestAlone || other_head_dim <= kWidestAlone)) return row.width;
+  return kSm90BackwardTiles.back().width;
+}
 
 BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i32 value_width) {
   const Sm90BackwardTiles& tiles =
@@ -40,11 +49,14 @@ BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i3
   rules.value_width = value_width;
   rules.query_block = tiles.query_block;
   rules.key_block = kBackwardKeyBlock;
-  rules.stages = tiles.stages;
+  rules.cluster = tiles.cluster;
+  rules.stages = rules.output_stages = tiles.stages;
   rules.pace = tiles.pace;
   rules.turn_rows = rules.deterministic ? tiles.turn_rows : 0;
   rules.sum_registers = tiles.sum_registers;
-  rules.key_registers = rules.deterministic ? kKeyRegistersBesideTurns : tiles.key_registers;
+  rules.key_registers = rules.deterministic && rules.cluster == 1 ? kKeyRegistersBesideTurns : tiles.key_registers;
+  // Q is asked for before dO.
+  while (rules.output_stages > 1 && backward_sm90_shared_bytes(rules) > kSharedOfBlock) --rules.output_stages;
   return rules;
 }
 
@@ -81,20 +93,35 @@ BackwardSm90Constants backward_sm90_constants(const Problem& problem) {
   constants.softcap = common.softcap;
   constants.alibi = common.alibi;
   constants.deterministic = problem.deterministic;
-  return with_tiles(constants, sm90_backward_width(problem.head_dim), sm90_backward_width(problem.value_dim));
+  return with_tiles(constants, sm90_backward_width(problem.head_dim, problem.value_dim),
+                    sm90_backward_width(problem.value_dim, problem.head_dim));
 }
 
 i64 backward_sm90_shared_bytes(const BackwardSm90Constants& constants) {
-  constexpr i64 kItem = 2;
-  const i64 row = kItem * (constants.head_width + constants.value_width), queries = constants.query_block;
-  const i64 stage = queries * (row + static_cast<i64>(sizeof(RowFacts)));
+  constexpr i64 kItem = 2, kChunkColumns = 64;
+  const i64 queries = constants.query_block, own_keys = constants.key_block / constants.cluster;
+  const i64 head_row = kItem * constants.head_width, value_row = kItem * constants.value_width;
+  const i64 keys = own_keys * (head_row + value_row);
+  const i64 stages = queries * (constants.stages * (head_row + static_cast<i64>(sizeof(RowFacts))) +
+                                constants.output_stages * value_row);
   const i64 gradients = 2 * kItem * constants.key_block * queries;
-  // What kernels/backward_pipeline_sm90.cuh keeps of the keys, and barriers; the kernel asserts that it is enough.
-  const i64 facts = 256 + 8 * constants.key_block, barriers = 128;
-  return constants.key_block * row + constants.stages * stage + gradients + facts + barriers;
+  // Of a cluster besides: half of the columns of the other thread block's K, and P.
+  const i64 half = ceil_div<i64>(constants.head_width / kChunkColumns, 2) * kChunkColumns;
+  const i64 shared = constants.cluster == 1 ? 0 : kItem * own_keys * (half + 2 * queries);
+  // What kernels/backward_steps_sm90.cuh keeps of the keys, and barriers; the kernel asserts that it is enough.
+  const i64 facts = 256 + 8 * own_keys, barriers = constants.cluster == 1 ? 128 : 176;
+  return keys + stages + gradients + shared + facts + barriers;
+}
+
+i32 backward_sm90_threads(const BackwardSm90Constants& constants) {
+  constexpr i32 kWarpgroup = 128;
+  const bool wide = constants.cluster > 1;
+  const i32 that_sum = 3, that_score = wide ? 1 : 0, that_take_turns = !wide && constants.deterministic ? 1 : 0;
+  return kWarpgroup * (that_sum + that_score + that_take_turns);
 }
 
 Program backward_sm90_program(const BackwardSm90Constants& constants) {
+  const bool wide = constants.cluster > 1;
   BackwardConstants common;  // what the headers that it shares with family sm80 ask for
   common.element = constants.element;
   common.head_width = constants.head_width;
@@ -108,19 +135,23 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   common.softcap = constants.softcap;
   common.alibi = constants.alibi;
   sm80::Config config("shared/backward_sm90_args.h");
-  config.tiles_and_rules(common, kBackwardThreads + (constants.deterministic ? kTurnThreads : 0));
+  config.tiles_and_rules(common, backward_sm90_threads(constants));
   config.number("kColumnWarps", 1);
-  config.number("kCluster", 1);
+  config.number("kCluster", constants.cluster);
   config.number("kStages", constants.stages);
   config.number("kPace", constants.pace);
   config.number("kTurnRows", constants.turn_rows);
   config.number("kSumRegisters", constants.sum_registers);
   config.number("kKeyRegisters", constants.key_registers);
-  config.number("kTurnRegisters", kTurnRegisters);
+  config.number(wide ? "kOutputStages" : "kTurnRegisters", wide ? constants.output_stages : kTurnRegisters);
   config.number("kSharedBytes", static_cast<int>(backward_sm90_shared_bytes(constants)));
   config.flag("kVectorSums", true);
   config.flag("kLimitsKeys", constants.limits_keys);
   config.flag("kDeterministic", constants.deterministic);
+  if (wide) {
+    config.add(sm90::backward_wide_products_text(constants.element, constants.query_block));
+    return {"backward_wide_sm90.cu", "backward_wide_sm90", config.text(), false, true};
+  }
   config.add(sm90::backward_products_text(constants.element, constants.query_block, constants.head_width,
                                           constants.value_width));
   return {"backward_sm90.cu", "backward_sm90", config.text(), false, true};
@@ -145,6 +176,9 @@ std::variant<Plan, Refusal> consider_sm90_backward(const Problem& problem, const
   plan.shared_bytes = backward_sm90_shared_bytes(constants);
   const BackwardConstants around = backward_constants(problem, plan);
   if (std::string reason = backward_size_refusal(problem, around); !reason.empty()) return reason;
+  const Sm80BackwardBlocks blocks = backward_blocks(problem, plan.query_block, plan.key_block);
+  if (blocks.key_blocks * blocks.key_pairs > sm80::kMostBlocks / constants.cluster)
+    return text("takes up to ", sm80::kMostBlocks / constants.cluster, " blocks of keys");
   plan.section = backward_section(problem, machine, plan);
   plan.workspace = backward_regions(problem, around);
   plan.prediction = predict(padded_flops(work, problem, plan), work.fused_bytes,
@@ -153,28 +187,29 @@ std::variant<Plan, Refusal> consider_sm90_backward(const Problem& problem, const
 }
 
 std::vector<Program> planned_backward_sm90_programs(const Machine& machine) {
-  constexpr i32 kFp16At = 128;  // it differs by the names of instructions, and by what is kept of weights
+  constexpr std::array kFp16At{128, 256};  // it differs by the names of instructions, and by what is kept of weights
   std::vector<Program> programs;
   if (machine.compute_capability != 90) return programs;
-  const auto add = [&](BackwardSm90Constants rules, i32 width) {
-    programs.push_back(backward_sm90_program(with_tiles(rules, width, width)));
+  const auto add = [&](BackwardSm90Constants rules, i32 width, i32 value_width) {
+    programs.push_back(backward_sm90_program(with_tiles(rules, width, value_width)));
   };
-  for (const i32 width : {64, 128}) {
+  for (const i32 width : {64, 128, 192, 256}) {
     for (const bool limits_keys : {false, true})
       for (const bool deterministic : {false, true}) {
         BackwardSm90Constants rules;
         rules.limits_keys = limits_keys;
         rules.deterministic = deterministic;
-        add(rules, width);
+        add(rules, width, width);
       }
     BackwardSm90Constants all;
     all.limits_keys = all.natural = all.softcap = all.alibi = true;
-    add(all, width);
+    add(all, width, width);
   }
-  BackwardSm90Constants half;
-  half.element = Element::fp16;
-  half.limits_keys = true;
-  add(half, kFp16At);
+  BackwardSm90Constants causal;
+  causal.limits_keys = true;
+  add(causal, 192, 128);  // of latent attention
+  causal.element = Element::fp16;
+  for (const i32 width : kFp16At) add(causal, width, width);
   return programs;
 }
 

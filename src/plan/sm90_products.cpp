@@ -53,4 +53,13 @@ std::string backward_products_text(Element element, i32 query_block, i32 head_wi
   return products + text_of({"multiply_gradients", kPartColumns, false, true, true}, name);
 }
 
+std::string backward_wide_products_text(Element element, i32 query_block) {
+  constexpr i32 kPartColumns = 64;
+  const std::string_view name = element == Element::fp16 ? "f16" : "bf16";
+  return text_of({"multiply_scores", query_block, false, false}, name) +
+         text_of({"multiply_sums", kPartColumns, false, true}, name) +
+         text_of({"multiply_sums", 2 * kPartColumns, false, true}, name) +
+         text_of({"multiply_gradients", kPartColumns, false, true, true}, name);
+}
+
 }  // namespace narrows::sm90

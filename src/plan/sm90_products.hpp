@@ -16,4 +16,7 @@ std::string products_text(Element element, i32 key_block, i32 value_width);
 /// multiply_gradients (dQ: 64 queries by 64 columns, of which A runs down its tile's columns).
 std::string backward_products_text(Element element, i32 query_block, i32 head_width, i32 value_width);
 
+/// Of the kernel of wide heads: all operands lie in shared memory, and sums are of 64 or 128 columns.
+std::string backward_wide_products_text(Element element, i32 query_block);
+
 }  // namespace narrows::sm90

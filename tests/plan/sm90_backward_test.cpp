@@ -13,6 +13,7 @@ namespace {
 
 constexpr i64 kRegistersOfBlock = 168 * 3;  // of three warpgroups' threads, one each
 constexpr i64 kRegistersBesideTurns = 128 * 4 - 32;
+constexpr i64 kRegistersOfWideBlock = 128 * 3;  // of those of four that do not keep what they were launched with
 
 const Machine& hopper_backward() {
   static const Machine machine = [] {
@@ -58,10 +59,12 @@ TEST(PlanSm90Backward, is_preferred_where_it_takes_a_call) {
   EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = 128, .dv = 128}).plan.family, "sm90");
   EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = 96, .dv = 96}).plan.family, "sm90");
   EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = 16, .dv = 16}).plan.family, "sm80") << "mostly padding";
-  const Choice fallen = chosen({.d = 192});
+  for (const i64 d : {136, 192, 256})
+    EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = d, .dv = d}).plan.family, "sm90") << d;
+  const Choice fallen = chosen({.d = 264});
   EXPECT_EQ(fallen.plan.family, "sm80");
   ASSERT_EQ(fallen.refused.size(), 1u);
-  EXPECT_EQ(fallen.refused[0], "sm90: takes head dims that are multiples of 8 up to 128, not d=192 dv=64");
+  EXPECT_EQ(fallen.refused[0], "sm90: takes head dims that are multiples of 8 up to 256, not d=264 dv=64");
 }
 
 TEST(PlanSm90Backward, refuses_by_name_what_it_does_not_compute) {
@@ -69,7 +72,7 @@ TEST(PlanSm90Backward, refuses_by_name_what_it_does_not_compute) {
   EXPECT_EQ(backward_refusal_of(GpuSizes{.dtype = DType::fp16, .d = 8, .dv = 128}), "");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.dtype = DType::fp32}), "takes bf16 and fp16, not fp32");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.d = 60}),
-            "takes head dims that are multiples of 8 up to 128, not d=60 dv=64");
+            "takes head dims that are multiples of 8 up to 256, not d=60 dv=64");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.sq = 0}), "needs a query row");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.sk = 0}), "needs a key");
   EXPECT_EQ(backward_refusal_of(GpuSizes{}, {.dropout = 0.5}), "has no dropout");
@@ -96,17 +99,24 @@ TEST(PlanSm90Backward, refuses_layouts_that_the_copy_engine_does_not_read) {
 }
 
 TEST(PlanSm90Backward, what_a_thread_block_takes_fits) {
-  for (const i64 d : {8, 64, 72, 128})
-    for (const i64 dv : {8, 64, 72, 128})
+  for (const i64 d : {8, 64, 72, 128, 136, 192, 200, 256})
+    for (const i64 dv : {8, 64, 72, 128, 192, 256})
       for (const bool deterministic : {false, true}) {
         const GpuSizes sizes{.d = d, .dv = dv};
         const BackwardSm90Constants constants = constants_for(sizes, {.deterministic = deterministic});
         const Plan plan = backward_plan(sizes, {.deterministic = deterministic});
         EXPECT_GE(plan.head_width, d);
         EXPECT_GE(plan.value_width, dv);
-        EXPECT_LE(plan.shared_bytes, hopper_backward().shared_bytes);
-        EXPECT_LE(constants.sum_registers + 2 * constants.key_registers,
-                  deterministic ? kRegistersBesideTurns : kRegistersOfBlock);
+        // Behind the 1024 bytes before tiles.
+        EXPECT_LE(plan.shared_bytes, hopper_backward().shared_bytes - 1024);
+        const i64 registers = constants.sum_registers + 2 * constants.key_registers;
+        EXPECT_LE(registers, constants.cluster == 2 ? kRegistersOfWideBlock
+                             : deterministic        ? kRegistersBesideTurns
+                                                    : kRegistersOfBlock);
+        EXPECT_EQ(constants.cluster, std::max(d, dv) <= 128 ? 1 : 2);
+        if (constants.cluster == 2) {
+          EXPECT_GE(std::min(plan.head_width, plan.value_width), 128) << "columns are shared by two";
+        }
         EXPECT_EQ(plan.takes_turns, deterministic);
       }
 }
@@ -124,14 +134,15 @@ TEST(PlanSm90Backward, programs) {
   const std::vector<Program> programs = planned_backward_sm90_programs(hopper_backward());
   std::set<std::string> configs;
   for (const Program& program : programs) {
-    EXPECT_EQ(program.source, "backward_sm90.cu");
-    EXPECT_EQ(program.function, "backward_sm90");
+    const bool wide = program.config.find("kCluster = 2") != program.config.npos;
+    EXPECT_EQ(program.source, wide ? "backward_wide_sm90.cu" : "backward_sm90.cu");
+    EXPECT_EQ(program.function, wide ? "backward_wide_sm90" : "backward_sm90");
     EXPECT_FALSE(program.exact_math);
     EXPECT_TRUE(configs.insert(program.config).second);
   }
-  EXPECT_EQ(programs.size(), 2u * 5 + 1);
+  EXPECT_EQ(programs.size(), 4u * 5 + 3);
   EXPECT_TRUE(planned_backward_sm90_programs(cuda::machine_of("sm_89")).empty());
-  for (const i64 d : {64, 128})
+  for (const i64 d : {64, 128, 192, 256})
     for (const Options& options : {Options{}, Options{.causal = Causal::top_left}, Options{.deterministic = true}})
       EXPECT_TRUE(configs.count(backward_sm90_program(constants_for({.d = d, .dv = d}, options)).config)) << d;
 }
@@ -146,6 +157,27 @@ TEST(PlanSm90Backward, products) {
   ASSERT_NE(sums, config.npos);
   EXPECT_EQ(config.find("inline void multiply_sums(", sums + 1), config.npos);
   EXPECT_NE(config.find("constexpr bool kDeterministic = true;"), config.npos);
+}
+
+TEST(PlanSm90Backward, stages_of_wide_heads_are_what_shared_memory_has) {
+  const auto stages = [](i64 d, i64 dv) { return constants_for({.d = d, .dv = dv}).output_stages; };
+  EXPECT_EQ(stages(256, 256), 1);
+  EXPECT_EQ(stages(192, 192), 2);
+  EXPECT_EQ(stages(192, 128), 2);
+  EXPECT_EQ(stages(256, 64), 2);
+  const Plan plan = backward_plan({.d = 192, .dv = 64});
+  EXPECT_EQ(plan.value_width, 128);
+  EXPECT_EQ(plan.shared_bytes, (64 * (192 + 128) + 64 * 128) * 2     // K, V, of the other's K
+                                   + 2 * 64 * ((192 + 128) * 2 + 8)  // two stages of Q, dO and facts
+                                   + 6 * 64 * 64 * 2                 // P, dS and the other's dS, twice
+                                   + 256 + 8 * 64 + 176);
+}
+
+TEST(PlanSm90Backward, products_of_wide_heads) {
+  const std::string config = backward_sm90_program(constants_for({.d = 256, .dv = 256})).config;
+  for (const int tiles : {8, 16})
+    EXPECT_NE(config.find(text("inline void multiply_sums(float (&d)[1][", tiles, "][4], u64 a, u64 b, int adds)")),
+              config.npos);
 }
 
 TEST(PlanSm90Backward, kernels_around_it) {

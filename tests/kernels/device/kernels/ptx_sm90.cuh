@@ -87,6 +87,8 @@ inline void wait_stores_read() {}
 inline void wait_stores() {}
 inline void fence_async_shared() {}
 
+inline char* shared_tiles() { return dynamic_shared(); }
+
 // ---- thread blocks of a cluster: the number of one stands above its addresses
 constexpr u32 kAddressBits = 24;
 inline u32 address_of(u32 own, u32 rank) { return own | (rank + 1) << kAddressBits; }

@@ -1,0 +1,197 @@
+// dK, dV and the parts of dQ on Hopper for head dims above 128, whose dK and dV of 128 keys no thread block has registers for.
+//
+// Two thread blocks, a cluster, share a block of 128 keys of one kv head: each owns 64 and their dK and dV. Both walk over the
+// blocks of query rows that see any of the 128, for each query head of the group; each brings half of a step's Q and dO for
+// both. One warpgroup makes S^T = K Q^T, P^T, dP^T = V dO^T and dS^T = P^T (dP^T - delta), P in fp32, and leaves P^T and dS^T in
+// shared memory. Two sum half of the columns of dV += P^T dO and dK += dS^T Q each (backward_wide_sums_sm90.cuh). dS^T goes to the
+// other thread block as well: each sums half of the columns of dQ = dS K over all 128 keys, so that what it adds to the sums in
+// scratch, which is what memory is slowest at, is half of what 64 keys alone would make.
+#include "kernels/backward_wide_sums_sm90.cuh"
+
+namespace narrows {
+
+struct Scorer {
+  const Role& role;
+
+  // Rows of Q, dO and facts of which nothing may be read become rows that weigh nothing. Who sums waits for P of the step.
+  void clear_unseen(i32 first_row, const Ring& q, const OutputRing& o) const {
+    const Facts& facts = role.facts;
+    const Shared& shared = role.shared;
+    wait_barrier(shared.outputs_full(o.stage), o.phase);
+    const i32 begin = clamp_to(facts.clean.begin - first_row, 0, kBlockQueries);
+    const i32 end = clamp_to(facts.clean.end - first_row, begin, kBlockQueries);
+    clear_step(shared, q.stage, o.stage, 0, begin);
+    clear_step(shared, q.stage, o.stage, end, kBlockQueries);
+    publish(kScorer);
+  }
+
+  void store_weights(const Operands& p, i32 number) const {
+    const int half = half_of(number);
+    wait_barrier(role.shared.weights_empty(half), half_phase(number) ^ 1);
+    store_operands<kOwnScoreTile>(p, role.shared.weights(half), kWarpRows * role.warp + role.lane % 16);
+    fence_async_shared();
+    __syncwarp();
+    if (role.lane == 0) arrive(role.shared.weights_full(half));
+  }
+  // For who sums dK and dQ here, and dQ there. A warp's rows lie together.
+  void store_gradients(const Operands& d, i32 number) const {
+    constexpr u32 bytes = kWarpRows * kChunkBytes;
+    const int half = half_of(number);
+    const u32 own = static_cast<u32>(role.warp) * bytes;
+    wait_barrier(role.shared.gradients_empty(half), half_phase(number) ^ 1);
+    store_operands<kOwnScoreTile>(d, role.shared.gradients(half), kWarpRows * role.warp + role.lane % 16);
+    fence_async_shared();
+    __syncwarp();
+    if (role.lane != 0) return;
+    arrive(role.shared.gradients_full(half));
+    send_bytes(role.other.other_gradients(half) + own, role.shared.gradients(half) + own, bytes,
+               role.other.others_full(half));
+  }
+
+  // Returns the lane's part of the head's dslope.
+  float step(i32 number, const Place& place, const Ring& q, const OutputRing& o) const {
+    const BackwardSm90Args& args = role.args;
+    const Facts& facts = role.facts;
+    const Shared& shared = role.shared;
+    Scores s, g;
+    Operands operands;
+    const i32 first_row = place.tile * kBlockQueries, first_key = facts.block.first + role.first_own();
+    const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, place.head).scores;
+    wait_barrier(shared.queries_full(q.stage), q.phase);
+    if (first_row < facts.clean.begin || facts.clean.end < first_row + kBlockQueries) clear_unseen(first_row, q, o);
+    begin_scores<kOwnKeyTile, kQueryTile>(s, shared.keys(), shared.queries(q.stage));
+    wait_barrier(shared.outputs_full(o.stage), o.phase);
+    begin_scores<kOwnValueTile, kOutputTile>(g, shared.values(), shared.outputs(o.stage));
+    wait_products<1>();
+    pin(s);
+    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, first_key, first_row));
+    correct_scores(s, args, facts, 0, place);
+    weigh_step(s, args.units.c, shared.facts(q.stage));
+    pack_operands(operands, s);
+    store_weights(operands, number);
+    wait_products<0>();
+    pin(g);
+    role.release<&Shared::outputs_empty>(o.stage);
+    const auto weights = [&](int tile, int i) { return s[0][tile][i]; };
+    differentiate_step(g, weights, shared.facts(q.stage) + kFactBytes / 2);
+    const Distances away(facts.block, first_key, first_row);
+    const float slope = kAlibi ? slope_of(g, away) : 0.f;
+    if constexpr (kSoftcap) pass_softcap(g, weights, shared.facts(q.stage), rules, away);
+    pack_operands(operands, g);
+    store_gradients(operands, number);
+    return slope;
+  }
+
+  // The lanes' parts of a head's dslope are one number of scratch, which begins at 0 and to which the two thread blocks add: of
+  // two numbers the order does not matter.
+  void store_slope(i32 head, float slope) const {
+    const BackwardSm90Args& args = role.args;
+    slope = warp_sum(slope);
+    meet(1 + kScorer, kWarpgroup);
+    if (role.lane == 0) role.facts.slopes[role.warp] = slope;
+    meet(1 + kScorer, kWarpgroup);
+    if (role.warp != 0 || role.lane != 0) return;
+    float sum = 0.f;
+    for (float one : role.facts.slopes) sum += one;
+    const i64 blocks = is_varlen(args.cu_seqlens_k) ? args.key_blocks : i64{args.batch} * args.key_blocks;
+    add_global(&args.slope_sums[head * blocks + role.facts.block.number], sum);
+  }
+
+  // Rows of K and V that do not exist.
+  void clear_keys() const {
+    const i32 begin = clamp_to(role.facts.clean_keys - role.first_own(), 0, kOwnKeys);
+    if (begin == kOwnKeys) return;
+    clear_rows<kOwnKeyTile>(role.shared.keys(), begin, kOwnKeys);
+    clear_rows<kOwnValueTile>(role.shared.values(), begin, kOwnKeys);
+    publish(kScorer);
+  }
+
+  void run() const {
+    const BackwardSm90Args& args = role.args;
+    const KeyBlock& block = role.facts.block;
+    const i32 steps = step_count(args, block);
+    if (steps == 0) {
+      if (kAlibi && block.broken && args.slope_sums != nullptr)
+        for (i32 head = 0; head < args.group; ++head)
+          store_slope(block.kv_head * args.group + head, as_float(0x7fffffffu));
+      return;
+    }
+    wait_barrier(role.shared.keys_full(), 0);
+    wait_barrier(role.shared.values_full(), 0);
+    clear_keys();
+    Place place = first_place(args, block);
+    Ring q;
+    OutputRing o;
+    float slope = 0.f;
+#pragma unroll 1
+    for (i32 number = 0; number < steps; ++number) {
+      slope += step(number, place, q, o);
+      const i32 head = place.head;
+      place.next(block);
+      q.next();
+      o.next();
+      if (kAlibi && args.slope_sums != nullptr && place.head != head) {
+        store_slope(head, slope);
+        slope = 0.f;
+      }
+    }
+  }
+};
+
+// Deterministic: clusters take key blocks in the order in which they begin, which need not be that of their indices.
+inline u32 claim_block(const BackwardArgs& args, Facts& facts, u32 rank) {
+  if constexpr (!kDeterministic) return blockIdx.x / kCluster;
+  meet_cluster();  // the other runs
+  if (rank == 0 && threadIdx.x == 0) {
+    facts.index = atomicAdd(args.begun, 1u);
+    store_there(address_of(shared_address(&facts.index), 1), facts.index);
+  }
+  meet_cluster();
+  return facts.index;
+}
+
+}  // namespace narrows
+
+extern "C" __global__ void __cluster_dims__(narrows::kCluster, 1, 1) __launch_bounds__(narrows::kThreads, 1)
+    backward_wide_sm90(const __grid_constant__ narrows::BackwardSm90Args args) {
+  using namespace narrows;
+  char* const memory = shared_tiles();
+  const Shared shared{shared_address(memory)};
+  Facts& facts = *reinterpret_cast<Facts*>(memory + kFactsAt);
+  const u32 rank = blockIdx.x % kCluster;
+  const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / u32{kWarp}, 0));  // uniform, also for the compiler
+  wait_for_previous();
+  if (threadIdx.x == kLoader)
+    for (const TensorMap* map : {&args.k_map, &args.v_map, &args.q_map, &args.dout_map}) prefetch_map(*map);
+  const KeyBlock block = find_key_block(args, claim_block(args, facts, rank), kLastKeysFirst);
+  if (block.rows == 0) return;
+  if (threadIdx.x == kLoader) {
+    if (shared.base % kTileAlignment != 0) __trap();
+    init_barriers(shared);
+  }
+  if (threadIdx.x == 0) find_facts(args, block, facts);
+  meet_cluster();
+  const Role role{args,
+                  facts,
+                  shared,
+                  {address_of(shared.base, 1 - rank)},
+                  static_cast<int>(rank),
+                  warp % 4,
+                  static_cast<int>(threadIdx.x) % kWarp};
+  const int warpgroup = warp / 4;
+  if (warpgroup == kScorer) {
+    find_rows(args, block, role.first_own(), facts);
+    meet(1 + kScorer, kWarpgroup);
+    Scorer{role}.run();
+    leave_cluster();
+  } else if (warpgroup < kQuerySummer) {
+    grow_registers<kKeyRegisters>();
+    sum_keys(role, warpgroup - kFirstKeySummer);
+  } else {
+    shrink_registers<kSumRegisters>();
+    sum_queries(role);
+    leave_cluster();
+  }
+  __syncwarp();
+  await_cluster();  // none ends while the other may still tell it something
+}
