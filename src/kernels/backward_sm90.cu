@@ -34,9 +34,14 @@ struct KeyComputer {
     wait_barrier(shared.outputs_full(ring.stage), ring.phase);
     const i32 begin = clamp_to(facts.clean.begin - first_row, 0, kBlockQueries);
     const i32 end = clamp_to(facts.clean.end - first_row, begin, kBlockQueries);
-    clear_step(shared, ring.stage, ring.stage, 0, begin);
-    clear_step(shared, ring.stage, ring.stage, end, kBlockQueries);
+    clear_step(ring.stage, 0, begin);
+    clear_step(ring.stage, end, kBlockQueries);
     publish(warpgroup);
+  }
+  void clear_step(int stage, i32 begin, i32 end) const {
+    clear_rows<kQueryTile>(shared.queries(stage), begin, end);
+    clear_rows<kOutputTile>(shared.outputs(stage), begin, end);
+    clear_facts(shared.facts(stage), begin, end);
   }
   // dS^T to shared memory, for dQ.
   void store_gradients(const Operands& a, i32 number) const {

@@ -18,13 +18,11 @@ template <SmemTile tile> inline void clear_rows(u32 to, i32 begin, i32 end) {
     store_shared128(to + tile.offset(index / units, index % units), {0, 0, 0, 0});
 }
 
-// The same of a step's Q, dO and facts: rows that weigh nothing. Stages of Q and of dO.
-template <class Shared> inline void clear_step(const Shared& shared, int queries, int outputs, i32 begin, i32 end) {
-  clear_rows<kQueryTile>(shared.queries(queries), begin, end);
-  clear_rows<kOutputTile>(shared.outputs(outputs), begin, end);
+// Facts of rows that weigh nothing, the same way.
+inline void clear_facts(u32 facts, i32 begin, i32 end) {
   const i32 row = begin + static_cast<i32>(thread_index()) % kWarpgroup;
   if (row >= end) return;
-  const u32 at = shared.facts(queries) + static_cast<u32>(4 * fact_place(row));
+  const u32 at = facts + static_cast<u32>(4 * fact_place(row));
   store_shared(at, as_bits(kInfinity<float>));
   store_shared(at + kFactBytes / 2, 0);
 }

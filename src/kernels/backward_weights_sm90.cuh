@@ -7,9 +7,10 @@ namespace narrows {
 // P^T or dS^T of a step as the first operand of dV or dK.
 using Operands = u32[kBlockQueries / 16][4];
 
-inline void pack_operands(Operands& a, const Scores& s) {
+// The functions of tiles [begin, end) of 8 queries are for a kernel that does something else between.
+template <int begin = 0, int end = kQueryTiles> inline void pack_operands(Operands& a, const Scores& s) {
 #pragma unroll
-  for (int i = 0; i < kBlockQueries / 16; ++i)
+  for (int i = begin / 2; i < end / 2; ++i)
 #pragma unroll
     for (int n = 0; n < 4; ++n) a[i][n] = pack(s[0][2 * i + n / 2][n % 2 * 2], s[0][2 * i + n / 2][n % 2 * 2 + 1]);
 }
@@ -157,10 +158,11 @@ struct KeptWeights {
 };
 
 // dP^T becomes the gradient of the logits, P^T (dP^T - delta). weights(tile of 8 queries, number of a lane's four).
-template <class Weights> inline void differentiate_step(Scores& g, const Weights& weights, u32 deltas) {
+template <int begin = 0, int end = kQueryTiles, class Weights>
+inline void differentiate_step(Scores& g, const Weights& weights, u32 deltas) {
   constexpr float unit = 1 / kWeightUnit;
 #pragma unroll
-  for (int j = 0; j < kQueryTiles; j += 2) {
+  for (int j = begin; j < end; j += 2) {
     const FourFacts delta(deltas, j);
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
@@ -172,10 +174,10 @@ template <class Weights> inline void differentiate_step(Scores& g, const Weights
 }
 
 // The lane's part of dslope. g: of the logits.
-inline float slope_of(const Scores& g, const Distances& away) {
+template <int begin = 0, int end = kQueryTiles> inline float slope_of(const Scores& g, const Distances& away) {
   float slope = 0.f;
 #pragma unroll
-  for (int j = 0; j < kQueryTiles; ++j)
+  for (int j = begin; j < end; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) slope -= away(j, i) * g[0][j][i];
   return slope;
@@ -183,11 +185,11 @@ inline float slope_of(const Scores& g, const Distances& away) {
 
 // From the gradient of the logits to that of scale * Q K^T. The capped score is found again in its weight: there is no register
 // for each tanh.
-template <class Weights>
+template <int begin = 0, int end = kQueryTiles, class Weights>
 inline void pass_softcap(Scores& g, const Weights& weights, u32 references, const ScoreRules<float>& rules,
                          const Distances& away) {
 #pragma unroll
-  for (int j = 0; j < kQueryTiles; j += 2) {
+  for (int j = begin; j < end; j += 2) {
     const FourFacts reference(references, j);
 #pragma unroll
     for (int m = 0; m < 8; ++m) {

@@ -3,9 +3,9 @@
 // Two thread blocks, a cluster, share a block of 128 keys of one kv head: each owns 64 and their dK and dV. Both walk over the
 // blocks of query rows that see any of the 128, for each query head of the group; each brings half of a step's Q and dO for
 // both. One warpgroup makes S^T = K Q^T, P^T, dP^T = V dO^T and dS^T = P^T (dP^T - delta), P in fp32, and leaves P^T and dS^T in
-// shared memory. Two sum half of the columns of dV += P^T dO and dK += dS^T Q each (backward_wide_sums_sm90.cuh). dS^T goes to the
-// other thread block as well: each sums half of the columns of dQ = dS K over all 128 keys, so that what it adds to the sums in
-// scratch, which is what memory is slowest at, is half of what 64 keys alone would make.
+// shared memory; the next step's S^T is begun before that is done. Two sum half of the columns of dV += P^T dO and dK += dS^T Q each
+// (backward_wide_sums_sm90.cuh). dS^T goes to the other thread block as well: each sums half of the columns of dQ = dS K over all
+// 128 keys, so that what it adds to the sums in scratch, which is what memory is slowest at, is half of what 64 keys would make.
 #include "kernels/backward_wide_sums_sm90.cuh"
 
 namespace narrows {
@@ -13,22 +13,49 @@ namespace narrows {
 struct Scorer {
   const Role& role;
 
-  // Rows of Q, dO and facts of which nothing may be read become rows that weigh nothing. Who sums waits for P of the step.
-  void clear_unseen(i32 first_row, const Ring& q, const OutputRing& o) const {
-    const Facts& facts = role.facts;
-    const Shared& shared = role.shared;
-    wait_barrier(shared.outputs_full(o.stage), o.phase);
-    const i32 begin = clamp_to(facts.clean.begin - first_row, 0, kBlockQueries);
-    const i32 end = clamp_to(facts.clean.end - first_row, begin, kBlockQueries);
-    clear_step(shared, q.stage, o.stage, 0, begin);
-    clear_step(shared, q.stage, o.stage, end, kBlockQueries);
-    publish(kScorer);
+  // Rows of the step of which nothing may be read, before and behind: they become rows that weigh nothing. Who sums waits for P.
+  Rows seen_rows(i32 first_row) const {
+    const i32 begin = clamp_to(role.facts.clean.begin - first_row, 0, kBlockQueries);
+    return {begin, clamp_to(role.facts.clean.end - first_row, begin, kBlockQueries)};
+  }
+  bool is_clean(i32 first_row) const {
+    return role.facts.clean.begin <= first_row && first_row + kBlockQueries <= role.facts.clean.end;
   }
 
+  // S^T of a step; it is there behind a wait for all products.
+  void begin_step(Scores& s, const Place& place, const Ring& q) const {
+    const Shared shared{anew(role.shared.base)};
+    const i32 first_row = place.tile * kBlockQueries;
+    wait_barrier(shared.queries_full(q.stage), q.phase);
+    if (!is_clean(first_row)) {
+      const Rows seen = seen_rows(first_row);
+      clear_rows<kQueryTile>(shared.queries(q.stage), 0, seen.begin);
+      clear_rows<kQueryTile>(shared.queries(q.stage), seen.end, kBlockQueries);
+      clear_facts(shared.facts(q.stage), 0, seen.begin);
+      clear_facts(shared.facts(q.stage), seen.end, kBlockQueries);
+      publish(kScorer);
+    }
+    begin_scores<kOwnKeyTile, kQueryTile>(s, shared.keys(), shared.queries(q.stage));
+  }
+  // And dP^T.
+  void begin_gradients(Scores& g, i32 first_row, const OutputRing& o) const {
+    const Shared shared{anew(role.shared.base)};
+    wait_barrier(shared.outputs_full(o.stage), o.phase);
+    if (!is_clean(first_row)) {
+      const Rows seen = seen_rows(first_row);
+      clear_rows<kOutputTile>(shared.outputs(o.stage), 0, seen.begin);
+      clear_rows<kOutputTile>(shared.outputs(o.stage), seen.end, kBlockQueries);
+      publish(kScorer);
+    }
+    begin_scores<kOwnValueTile, kOutputTile>(g, shared.values(), shared.outputs(o.stage));
+  }
+
+  // Of the score tiles, the lane's.
+  int own_row() const { return kWarpRows * role.warp + static_cast<int>(anew(threadIdx.x % 16)); }
   void store_weights(const Operands& p, i32 number) const {
     const int half = half_of(number);
     wait_barrier(role.shared.weights_empty(half), half_phase(number) ^ 1);
-    store_operands<kOwnScoreTile>(p, role.shared.weights(half), kWarpRows * role.warp + role.lane % 16);
+    store_operands<kOwnScoreTile>(p, role.shared.weights(half), own_row());
     fence_async_shared();
     __syncwarp();
     if (role.lane == 0) arrive(role.shared.weights_full(half));
@@ -39,7 +66,7 @@ struct Scorer {
     const int half = half_of(number);
     const u32 own = static_cast<u32>(role.warp) * bytes;
     wait_barrier(role.shared.gradients_empty(half), half_phase(number) ^ 1);
-    store_operands<kOwnScoreTile>(d, role.shared.gradients(half), kWarpRows * role.warp + role.lane % 16);
+    store_operands<kOwnScoreTile>(d, role.shared.gradients(half), own_row());
     fence_async_shared();
     __syncwarp();
     if (role.lane != 0) return;
@@ -48,36 +75,53 @@ struct Scorer {
                role.other.others_full(half));
   }
 
-  // Returns the lane's part of the head's dslope.
-  float step(i32 number, const Place& place, const Ring& q, const OutputRing& o) const {
+  // Of half of the queries: dP^T to dS^T as an operand. Returns the lane's part of dslope.
+  template <int half, class Weights>
+  float end_half(Operands& operands, Scores& g, const Weights& weights, u32 row_facts, const ScoreRules<float>& rules,
+                 const Distances& away) const {
+    constexpr int begin = half * kQueryTiles / 2, end = begin + kQueryTiles / 2;
+    differentiate_step<begin, end>(g, weights, row_facts + kFactBytes / 2);
+    const float slope = kAlibi ? slope_of<begin, end>(g, away) : 0.f;
+    if constexpr (kSoftcap) pass_softcap<begin, end>(g, weights, row_facts, rules, away);
+    pack_operands<begin, end>(operands, g);
+    return slope;
+  }
+
+  // s: S^T of the step, begun; it becomes that of the next, begun. Behind the last step it is the last's again, for nobody: a
+  // product that is not always made would be waited for. Returns the lane's part of the head's dslope.
+  float step(i32 number, bool last, Place& place, Ring& q, const OutputRing& o, Scores& s) const {
     const BackwardSm90Args& args = role.args;
     const Facts& facts = role.facts;
     const Shared& shared = role.shared;
-    Scores s, g;
+    Scores p, g;
     Operands operands;
     const i32 first_row = place.tile * kBlockQueries, first_key = facts.block.first + role.first_own();
     const ScoreRules<float> rules = HeadRules(args, facts.block.sequence, place.head).scores;
-    wait_barrier(shared.queries_full(q.stage), q.phase);
-    if (first_row < facts.clean.begin || facts.clean.end < first_row + kBlockQueries) clear_unseen(first_row, q, o);
-    begin_scores<kOwnKeyTile, kQueryTile>(s, shared.keys(), shared.queries(q.stage));
-    wait_barrier(shared.outputs_full(o.stage), o.phase);
-    begin_scores<kOwnValueTile, kOutputTile>(g, shared.values(), shared.outputs(o.stage));
-    wait_products<1>();
+    wait_products<0>();
     pin(s);
-    if constexpr (kNatural) make_logits(s, rules, Distances(facts.block, first_key, first_row));
-    correct_scores(s, args, facts, 0, place);
-    weigh_step(s, args.units.c, shared.facts(q.stage));
-    pack_operands(operands, s);
+    begin_gradients(g, first_row, o);
+#pragma unroll
+    for (int j = 0; j < kQueryTiles; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[0][j][i] = s[0][j][i];
+    if constexpr (kNatural) make_logits(p, rules, Distances(facts.block, first_key, first_row));
+    correct_scores(p, args, facts, 0, place);
+    const u32 row_facts = shared.facts(q.stage);
+    weigh_step(p, args.units.c, row_facts);
+    pack_operands(operands, p);
     store_weights(operands, number);
     wait_products<0>();
     pin(g);
     role.release<&Shared::outputs_empty>(o.stage);
-    const auto weights = [&](int tile, int i) { return s[0][tile][i]; };
-    differentiate_step(g, weights, shared.facts(q.stage) + kFactBytes / 2);
+    if (!last) {
+      place.next(facts.block);
+      q.next();
+    }
+    const auto weights = [&](int tile, int i) { return p[0][tile][i]; };
     const Distances away(facts.block, first_key, first_row);
-    const float slope = kAlibi ? slope_of(g, away) : 0.f;
-    if constexpr (kSoftcap) pass_softcap(g, weights, shared.facts(q.stage), rules, away);
-    pack_operands(operands, g);
+    float slope = end_half<0>(operands, g, weights, row_facts, rules, away);
+    begin_step(s, place, q);
+    slope += end_half<1>(operands, g, weights, row_facts, rules, away);
     store_gradients(operands, number);
     return slope;
   }
@@ -123,18 +167,20 @@ struct Scorer {
     Ring q;
     OutputRing o;
     float slope = 0.f;
+    Scores s;
+    begin_step(s, place, q);
 #pragma unroll 1
     for (i32 number = 0; number < steps; ++number) {
-      slope += step(number, place, q, o);
       const i32 head = place.head;
-      place.next(block);
-      q.next();
+      const bool last = number == steps - 1;
+      slope += step(number, last, place, q, o, s);
       o.next();
-      if (kAlibi && args.slope_sums != nullptr && place.head != head) {
+      if (kAlibi && args.slope_sums != nullptr && (last || place.head != head)) {
         store_slope(head, slope);
         slope = 0.f;
       }
     }
+    wait_products<0>();
   }
 };
 

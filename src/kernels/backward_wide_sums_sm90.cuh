@@ -63,12 +63,13 @@ template <int head_chunks, int value_chunks> struct KeySummer {
             ValueSums& dv) const {
     const Shared& shared = role.shared;
     const int now = half_of(number);
+    wait_products<0>();
+    if (number > 0) release_step(number - 1, q.stage ^ 1);
+    load_queries(place, q, left == 1);
+    __syncwarp();
     wait_barrier(shared.outputs_full(o.stage), o.phase);
     wait_barrier(shared.weights_full(now), half_phase(number));
     begin_sums<kOutputTile>(dv, shared.weights(now), of_values(shared.outputs(o.stage)));
-    wait_products<1>();
-    if (number > 0) release_step(number - 1, q.stage ^ 1);
-    load_queries(place, q, left == 1);
     wait_products<0>();
     role.release<&Shared::outputs_empty>(o.stage);
     if (role.lane == 0) arrive(shared.weights_empty(now));
@@ -78,7 +79,7 @@ template <int head_chunks, int value_chunks> struct KeySummer {
     wait_barrier(shared.queries_full(q.stage), q.phase);
     begin_sums<kQueryTile>(dk, shared.gradients(now), of_keys(shared.queries(q.stage)));
   }
-  // dK of the step is done.
+  // dK of the step is done, before P of the next is there: S of the one behind that must find its Q.
   void release_step(i32 number, int stage) const {
     role.release<&Shared::queries_empty>(stage);
     if (role.lane == 0) arrive(role.shared.gradients_empty(half_of(number)));

@@ -140,6 +140,12 @@ template <int n> inline void pin(float (&x)[1][n][4]) {
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(x[0][j][i])::"memory");
 }
 
+// The same number, of which the compiler knows nothing: what is made of it is made again and not kept in registers.
+inline u32 anew(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ptxas moves a wait for products up over arithmetic, but not out of its basic block: a branch that is never taken
 // holds it here. not_zero: what ptxas does not know.
 inline void hold_schedule(u32 not_zero) {
