@@ -8,7 +8,8 @@ namespace narrows {
 
 constexpr int kWarpgroup = 128;  // threads
 
-// What the launch asks for, from where tiles may begin: behind what the kernel has itself, of which its text need not know.
+// What the launch asks for, from where tiles that wgmma reads may begin. It lies behind the kernel's own shared memory, which
+// may be a header's: then only the alignment moves it there.
 inline char* shared_tiles() {
   extern __shared__ __align__(1024) char memory[];
   return memory;

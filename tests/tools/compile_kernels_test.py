@@ -22,7 +22,7 @@ def kernel(constants=None, **changes):
 
 def hopper(constants=None, **changes):
     own = {"kBlockKeys": "176", "kLimitsKeys": "false", **(constants or {})}
-    return kernel(own, function="forward_sm90", architecture="sm_90a", **changes)
+    return kernel(own, **{"function": "forward_sm90", "architecture": "sm_90a", "shared_bytes": 0, **changes})
 
 
 class CompileKernels(unittest.TestCase):
@@ -55,12 +55,19 @@ class CompileKernels(unittest.TestCase):
             (kernel(shared_bytes=1544), "1544 bytes of static shared memory, at most 1536 allowed"),
             (hopper(spill_store_bytes=36), "forward sm90 sm_90a nvrtc 13.0 bf16 128x128 plain keys 176: 36 bytes spilled, at most 32"),
             (hopper({"kLimitsKeys": "true"}, serialised=True), "plain keys 176 masks: ptxas waits for each wgmma"),
+            (hopper(function="backward_wide_sm90", shared_bytes=128),
+             "backward wide sm90 sm_90a nvrtc 13.0 bf16 128x128 plain keys 176: 128 bytes of static shared memory, tiles begin at"),
             (kernel(registers=0), "the compiler's log does not speak of it"),
         ):
             code, text, report = self.run_script([kernel(), bad])
             self.assertEqual(code, 1, text)
             self.assertIn(words, text)
             self.assertEqual(len(report.findall("testcase/failure")), 3)
+
+    def test_tiles_of_wgmma_may_lie_behind_aligned_memory(self):
+        for shared_bytes in (0, 1024):
+            code, text, _ = self.run_script([hopper(shared_bytes=shared_bytes)])
+            self.assertEqual(code, 0, text)
 
     def test_rules_and_shifted_rows_may_spill_a_little(self):
         for constants, kind in (({"kDropout": "true"}, "rules"), ({"kCopyBytes": "2"}, "other")):
