@@ -7,7 +7,7 @@ if(NOT TARGET narrows_cli)
 endif()
 if(NARROWS_SANITIZE)
   set(narrows_whole_kernel_tests ${narrows_test_sources})
-  list(FILTER narrows_whole_kernel_tests INCLUDE REGEX "/tests/kernels/[a-z]+_sm[0-9]+_.*test\\.cpp$")
+  list(FILTER narrows_whole_kernel_tests INCLUDE REGEX "/tests/kernels/[a-z_]+_sm[0-9]+_.*test\\.cpp$")
   list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/kernels/")
   list(APPEND narrows_test_sources ${narrows_whole_kernel_tests})
 endif()
@@ -35,7 +35,7 @@ file(GLOB narrows_device_text_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tes
 set_source_files_properties(${narrows_device_text_tests} PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/kernels/device"
   COMPILE_OPTIONS "-Wno-unknown-pragmas;-Wno-pass-failed;-Wno-psabi;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
-list(FILTER narrows_device_text_tests EXCLUDE REGEX "/[a-z]+_sm[0-9]+_[^/]*$")
+list(FILTER narrows_device_text_tests EXCLUDE REGEX "/[a-z_]+_sm[0-9]+_[^/]*$")
 set_property(SOURCE ${narrows_device_text_tests} APPEND PROPERTY COMPILE_OPTIONS -O0)
 
 # Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
