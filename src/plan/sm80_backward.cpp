@@ -273,6 +273,12 @@ i64 backward_section(const Problem& problem, const Machine& machine, const Plan&
   return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
 }
 
+double padded_backward_flops(const Work& work, const Problem& problem, const Plan& plan) {
+  const auto columns = [](i64 head, i64 value) { return static_cast<double>(3 * head + 2 * value); };
+  const double own = columns(problem.head_dim, problem.value_dim);
+  return own == 0 ? work.flops : work.flops * columns(plan.head_width, plan.value_width) / own;
+}
+
 std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const Work& work, const Machine& machine) {
   if (std::string reason = backward_refusal(problem, machine); !reason.empty()) return reason;
   BackwardConstants rules = rules_of<BackwardConstants>(problem);
@@ -301,7 +307,8 @@ std::variant<Plan, Refusal> consider_sm80_backward(const Problem& problem, const
   plan.workspace = backward_regions(problem, *constants);
   const double rate =
       machine.flops_per_second * backward_reached(machine) * (problem.dtype == DType::fp32 ? kFp32Rate : 1);
-  plan.prediction = predict(work.flops, work.fused_bytes, rate, machine.bytes_per_second);
+  plan.prediction =
+      predict(padded_backward_flops(work, problem, plan), work.fused_bytes, rate, machine.bytes_per_second);
   return plan;
 }
 

@@ -60,6 +60,8 @@ std::string backward_size_refusal(const Problem& problem, const BackwardConstant
 /// Kv heads worked on together: their Q, dO and sums of dQ, which the blocks of all their keys read and add to, are in L2. Taking
 /// turns, the more heads the fewer blocks wait for each other; family sm90 is so fast that memory cannot feed all heads at once.
 i64 backward_section(const Problem& problem, const Machine& machine, const Plan& plan);
+/// What the products of a plan are, for head dims that it pads.
+double padded_backward_flops(const Work& work, const Problem& problem, const Plan& plan);
 /// Linear in the tokens.
 Regions backward_regions(const Problem& problem, const BackwardConstants& constants);
 

@@ -60,7 +60,11 @@ TEST(PlanSm90Backward, is_preferred_where_it_takes_a_call) {
   EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = 96, .dv = 96}).plan.family, "sm90");
   EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = 16, .dv = 16}).plan.family, "sm80") << "mostly padding";
   for (const i64 d : {136, 192, 256})
-    EXPECT_EQ(chosen({.b = 8, .sq = 4096, .sk = 4096, .d = d, .dv = d}).plan.family, "sm90") << d;
+    for (const i64 dv : {8, 64, 128, 256})
+      for (const i64 rows : {1, 64, 4096}) {
+        EXPECT_EQ(chosen({.b = 8, .sq = rows, .sk = 4096, .d = d, .dv = dv}).plan.family, "sm90") << d << " " << dv;
+        EXPECT_EQ(chosen({.sq = rows, .sk = rows, .d = dv, .dv = d}).plan.family, "sm90") << dv << " " << d;
+      }
   const Choice fallen = chosen({.d = 264});
   EXPECT_EQ(fallen.plan.family, "sm80");
   ASSERT_EQ(fallen.refused.size(), 1u);
