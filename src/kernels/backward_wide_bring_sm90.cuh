@@ -23,23 +23,28 @@ struct Loader {
 
   explicit Loader(const Role& role_) : role(role_), block(role_.facts.block) {}
 
-  // K and V; then of the other's K the columns whose dQ is summed here, for the products of dQ alone.
+  i32 key_sequence() const { return is_varlen(role.args.cu_seqlens_k) ? 0 : block.sequence; }
+  BoxPlace own_keys() const {
+    return {0, block.first_key + block.first + role.first_own(), block.kv_head, key_sequence()};
+  }
+  // K; of the other's K the columns whose dQ is summed here, for the products of dQ alone.
   void load_keys() const {
     const BackwardSm90Args& args = role.args;
     const Shared& shared = role.shared;
-    const i32 first = block.first_key + block.first, sequence = is_varlen(args.cu_seqlens_k) ? 0 : block.sequence;
-    const BoxPlace own{0, first + role.first_own(), block.kv_head, sequence};
     const int chunks = chunks_of(kHeadChunks, role.rank);
     arrive_expecting(shared.keys_full(),
                      static_cast<u32>(kOwnKeyTile.bytes()) + static_cast<u32>(chunks) * kChunkOfTile);
-    load_tile<kOwnKeyTile>(shared.keys(), args.k_map, shared.keys_full(), own, kEvictFirst);
-    BoxPlace others{first_chunk(kHeadChunks, role.rank) * kChunkColumns, first + (1 - role.rank) * kOwnKeys,
-                    block.kv_head, sequence};
+    load_tile<kOwnKeyTile>(shared.keys(), args.k_map, shared.keys_full(), own_keys(), kEvictFirst);
+    BoxPlace others{first_chunk(kHeadChunks, role.rank) * kChunkColumns,
+                    block.first_key + block.first + (1 - role.rank) * kOwnKeys, block.kv_head, key_sequence()};
     for (int chunk = 0; chunk < chunks; ++chunk, others.column += kChunkColumns)
       load_box(shared.other_keys() + static_cast<u32>(chunk) * kChunkOfTile, args.k_map, shared.keys_full(), others,
                kEvictFirst);
-    arrive_expecting(shared.values_full(), static_cast<u32>(kOwnValueTile.bytes()));
-    load_tile<kOwnValueTile>(shared.values(), args.v_map, shared.values_full(), own, kEvictFirst);
+  }
+  void load_values() const {
+    const u32 barrier = role.shared.values_full();
+    arrive_expecting(barrier, static_cast<u32>(kOwnValueTile.bytes()));
+    load_tile<kOwnValueTile>(role.shared.values(), role.args.v_map, barrier, own_keys(), kEvictFirst);
   }
 
   BoxPlace rows_of_step(const Place& place) const {
@@ -52,9 +57,11 @@ struct Loader {
     wait_barrier(shared.queries_empty(ring.stage), ring.phase ^ 1);
     arrive_expecting(barrier, static_cast<u32>(kQueryTile.bytes()) + kFactBytes);
     load_half<kQueryTile>(shared.queries(ring.stage), role.args.q_map, barrier, rows_of_step(place), role.rank);
-    load_bytes(shared.facts(ring.stage),
+  }
+  void load_facts(const Place& place, const Ring& ring) const {
+    load_bytes(role.shared.facts(ring.stage),
                role.args.rows + query_block_number(role.args, block, place.head, place.tile) * kBlockQueries,
-               kFactBytes, barrier);
+               kFactBytes, role.shared.queries_full(ring.stage));
   }
   void load_outputs(const Place& place, const OutputRing& ring) const {
     const Shared& shared = role.shared;

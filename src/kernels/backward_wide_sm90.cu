@@ -206,11 +206,11 @@ extern "C" __global__ void __cluster_dims__(narrows::kCluster, 1, 1) __launch_bo
   Facts& facts = *reinterpret_cast<Facts*>(memory + kFactsAt);
   const u32 rank = blockIdx.x % kCluster;
   const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / u32{kWarp}, 0));  // uniform, also for the compiler
-  wait_for_previous();
+  let_next_begin();
   if (threadIdx.x == kLoader)
     for (const TensorMap* map : {&args.k_map, &args.v_map, &args.q_map, &args.dout_map}) prefetch_map(*map);
   const KeyBlock block = find_key_block(args, claim_block(args, facts, rank), kLastKeysFirst);
-  if (block.rows == 0) return;
+  if (block.rows == 0) return wait_for_previous();  // so that this kernel ends after the one ahead
   if (threadIdx.x == kLoader) {
     if (shared.base % kTileAlignment != 0) __trap();
     init_barriers(shared);

@@ -47,6 +47,7 @@ template <int head_chunks, int value_chunks> struct KeySummer {
     place.next(role.facts.block);
     ring.next();
     Loader(role).load_queries(place, ring);
+    Loader(role).load_facts(place, ring);
   }
   // The next dO of the same stage.
   void load_outputs(Place place, OutputRing ring, i32 left) const {
@@ -89,8 +90,6 @@ template <int head_chunks, int value_chunks> struct KeySummer {
     Place place = first_place(role.args, role.facts.block);
     Ring q;
     OutputRing o;
-    if (loads) load_first(place, steps);
-    __syncwarp();
 #pragma unroll 1
     for (i32 number = 0; number < steps; ++number) {
       step(number, steps - number, place, q, o, dk, dv);
@@ -103,10 +102,14 @@ template <int head_chunks, int value_chunks> struct KeySummer {
     pin(dv);
     if (role.lane == 0) arrive(role.shared.gradients_empty(half_of(steps - 1)));
   }
+  // In the order in which they are needed: S takes K and Q, P the facts, dP V and dO.
   void load_first(Place place, i32 steps) const {
     const Loader loader(role);
     loader.load_keys();
     loader.load_queries(place, {});
+    wait_for_previous();  // which makes the rows' facts
+    loader.load_facts(place, {});
+    loader.load_values();
     OutputRing o;
     for (int i = 0; i < min_of(kOutputStages, steps); ++i) {
       loader.load_outputs(place, o);
@@ -123,6 +126,9 @@ template <int head_chunks, int value_chunks> struct KeySummer {
     ValueSums dv;
     clear_sums(dk);
     clear_sums(dv);
+    if (loads && steps > 0) load_first(first_place(args, role.facts.block), steps);
+    __syncwarp();
+    wait_for_previous();  // also where there is no step
     if (steps > 0) sum(steps, dk, dv);
     leave_cluster();  // nothing more goes to the other; what is stored behind this is not waited for
     const int row = kWarpRows * role.warp;
@@ -254,6 +260,7 @@ template <int chunks> struct QuerySummer {
     const Shared& shared = role.shared;
     const i32 steps = step_count(args, role.facts.block);
     if (steps == 0) return;
+    wait_for_previous();  // which clears the sums
     wait_barrier(shared.keys_full(), 0);
     if (role.facts.clean_keys < kBlockKeys) clear_keys();
 #pragma unroll 1
