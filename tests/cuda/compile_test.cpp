@@ -79,8 +79,9 @@ TEST(Sources, WhatBeginsEarlyWaits) {
         << program.source;
     if (program.begins_early) early.insert(program.source);
   }
-  EXPECT_THAT(early, ElementsAre("append_sm80.cu", "backward_queries_sm80.cu", "backward_sm90.cu", "decode_sm80.cu",
-                                 "decode_sm90.cu", "merge_backward_sm80.cu", "merge_sm80.cu"));
+  EXPECT_THAT(early,
+              ElementsAre("append_sm80.cu", "backward_queries_sm80.cu", "backward_sm90.cu", "backward_wide_sm90.cu",
+                          "decode_sm80.cu", "decode_sm90.cu", "merge_backward_sm80.cu", "merge_sm80.cu"));
 }
 
 TEST(ContentKey, ChangesWithEachInputAndWithNothingElse) {

@@ -87,7 +87,7 @@ class Rows(unittest.TestCase):
             self.assertEqual(gpu_rows.plain_of(row), {**row, "case": ""})
         for row in gpu_rows.hopper_backward():
             self.assertEqual((row["op"], row["family"]), ("backward", "sm90"))
-            self.assertIn(gpu_rows.plain_of(row), list(gpu_rows.grid("backward", "sm90", (64, 128))))
+            self.assertIn(gpu_rows.plain_of(row), list(gpu_rows.grid("backward", "sm90", (64, 128, row["d"]))))
 
     def test_each_family_has_its_judge(self):
         peers = {"cudnn": 2.0, "fa2": 3.0, "torch": 1.0}
