@@ -28,6 +28,7 @@ struct Ahead {
   std::vector<std::string> architectures;
   std::vector<DType> dtypes;
   std::int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+  std::int64_t part = 1, parts = 1;
   std::string file;
   bool plain = false, json = false;
 };
@@ -104,7 +105,8 @@ std::vector<cuda::PackEntry> fetch_planned(const Ahead& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> architectures =
       options.architectures.empty() ? own_architectures() : options.architectures;
-  const std::vector<Wanted> wanted = planned(architectures, options.plain, options.dtypes);
+  const std::vector<Wanted> wanted =
+      part_of(planned(architectures, options.plain, options.dtypes), options.part, options.parts);
   std::vector<cuda::PackEntry> entries = fetch(cuda::cache(), wanted, static_cast<int>(options.threads));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (std::size_t i = 0; options.json && i < entries.size(); ++i) {
@@ -154,6 +156,13 @@ void add_ahead_options(CLI::App& command, const std::shared_ptr<Ahead>& options)
              });
   add_flag(command, "--plain", options->plain,
            {"", "Only kernels without score rules, mask tensors and dropout, one of each dtype and head dims"});
+  add_option(command, "--part", {"K/N", "Every N-th of these kernels, from the K-th"},
+             [options](const std::string& option, const std::string& value) {
+               const std::size_t slash = value.find('/');
+               if (slash == std::string::npos) refuse_value(option, value, "must be K/N, as 2/4");
+               options->parts = parse_integer(option, value.substr(slash + 1), 1, 1000);
+               options->part = parse_integer(option, value.substr(0, slash), 1, options->parts);
+             });
   add_flag(command, "--json", options->json, {"", "One object a kernel on stdout, nothing else there"});
 }
 

@@ -43,6 +43,12 @@ std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool 
   return wanted;
 }
 
+std::vector<Wanted> part_of(std::vector<Wanted> whole, std::int64_t part, std::int64_t parts) {
+  std::int64_t number = 0;
+  std::erase_if(whole, [&](const Wanted&) { return number++ % parts != part - 1; });
+  return whole;
+}
+
 std::vector<std::string> own_architectures() {
   cuda::driver();
   std::vector<std::string> names;

@@ -1,6 +1,7 @@
 // Kernels compiled ahead, many at a time.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,8 @@ struct Wanted {
 /// architecture that Narrows does not plan for.
 std::vector<Wanted> planned(const std::vector<std::string>& architectures, bool plain = false,
                             const std::vector<DType>& dtypes = {});
+/// Every parts-th of them, from number `part`, 1 to parts, on.
+std::vector<Wanted> part_of(std::vector<Wanted> whole, std::int64_t part, std::int64_t parts);
 /// Of this machine's GPUs, each once. Throws Error (not_implemented) where there is none.
 std::vector<std::string> own_architectures();
 

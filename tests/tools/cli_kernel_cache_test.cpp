@@ -71,6 +71,24 @@ TEST_F(CliKernelCache, options_that_are_wrong) {
   EXPECT_THAT(error({"cache", "warm", "--threads", "0"}), HasSubstr("--threads: '0'"));
   EXPECT_THAT(error({"cache", "warm", "--arch", "sm_80,sm_81"}),
               HasSubstr("architecture: sm_81: must be one of sm_80, "));
+  EXPECT_THAT(error({"cache", "warm", "--part", "3"}), HasSubstr("--part: '3': must be K/N"));
+  EXPECT_THAT(error({"cache", "warm", "--part", "5/4"}), HasSubstr("--part: '5'"));
+  EXPECT_THAT(error({"cache", "warm", "--part", "0/4"}), HasSubstr("--part: '0'"));
+  EXPECT_THAT(error({"cache", "warm", "--part", "1/"}), HasSubstr("--part: ''"));
+}
+
+TEST_F(CliKernelCache, parts_of_what_is_planned) {
+  std::vector<Wanted> whole;
+  for (int size = 0; size < 10; ++size) whole.push_back({small_program(size), "sm_80"});
+  std::vector<int> met(10);
+  for (const std::int64_t part : {1, 2, 3})
+    for (const Wanted& one : part_of(whole, part, 3))
+      for (int size = 0; size < 10; ++size)
+        if (cuda::key_of(one.program) == cuda::key_of(small_program(size))) {
+          EXPECT_EQ(size % 3, part - 1);
+          ++met[static_cast<std::size_t>(size)];
+        }
+  EXPECT_THAT(met, testing::Each(1));
 }
 
 TEST_F(CliKernelCache, without_a_compiler_pack_says_so_and_leaves_no_file) {

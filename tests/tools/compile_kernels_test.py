@@ -40,9 +40,9 @@ class CompileKernels(unittest.TestCase):
     def test_good_kernels_pass_and_are_counted(self):
         code, text, report = self.run_script([kernel(seconds=0.5), kernel(seconds=1.5), kernel(seconds=4)])
         self.assertEqual(code, 0, text)
-        self.assertIn("9 kernels, 1.50 s median, 4.00 s largest, 255 registers at most", text)  # three sets
+        self.assertIn("21 kernels, 1.50 s median, 4.00 s largest, 255 registers at most", text)  # seven sets
         self.assertIn("16-bit plain: 0 bytes spilled at most", text)
-        self.assertEqual(len(report.findall("testcase")), 10)
+        self.assertEqual(len(report.findall("testcase")), 22)
         self.assertEqual(len(report.findall("testcase/skipped")), 1)  # NVRTC 12.9
         self.assertEqual(report.findall("testcase/failure"), [])
 
@@ -62,7 +62,7 @@ class CompileKernels(unittest.TestCase):
             code, text, report = self.run_script([kernel(), bad])
             self.assertEqual(code, 1, text)
             self.assertIn(words, text)
-            self.assertEqual(len(report.findall("testcase/failure")), 3)
+            self.assertEqual(len(report.findall("testcase/failure")), 7)
 
     def test_tiles_of_wgmma_may_lie_behind_aligned_memory(self):
         for shared_bytes in (0, 1024):
