@@ -243,3 +243,33 @@ def test_merge_of_a_shared_prefix():
     on_cpu = narrows.merge([tuple(x.cpu() for x in part) for part in parts])
     torch.testing.assert_close(o.cpu(), on_cpu[0], rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(lse.cpu(), on_cpu[1], rtol=1e-5, atol=1e-5)
+
+
+@gpu
+def test_gradients_of_a_merge():
+    generator = torch.Generator().manual_seed(2)
+    make = lambda *shape: torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)  # noqa: E731
+    parts = [(make(2, 5, 4, 64), 3 * make(2, 4, 5).float()) for _ in range(3)]
+    dout, dlse, sinks = make(2, 5, 4, 64), make(2, 4, 5).float(), make(4).float()
+    gradients, dsinks = narrows.merge_backward(parts, dout, dlse, sinks)
+    want, want_dsinks = narrows.merge_backward([(o.cpu(), lse.cpu()) for o, lse in parts], dout.cpu(), dlse.cpu(), sinks.cpu())
+    for (do, dl), (want_do, want_dl) in zip(gradients, want, strict=True):
+        assert do.is_cuda and do.dtype == torch.bfloat16
+        torch.testing.assert_close(do.cpu(), want_do, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(dl.cpu(), want_dl, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(dsinks.cpu(), want_dsinks, rtol=1e-3, atol=1e-3)
+
+
+@gpu
+@pytest.mark.parametrize("page", [0, 4])
+def test_jax(page):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    if jax.default_backend() != "gpu":
+        pytest.skip("jax has no GPU")
+    cache = Cache(page=page)
+    q, k, v = (x.cuda() for x in (cache.q, cache.k, cache.v))
+    options = {name: x.cuda() for name, x in cache.options.items()}
+    of_jax = {name: jax.dlpack.from_dlpack(x) for name, x in options.items()}
+    o = narrows.attention_with_cache(*(jax.dlpack.from_dlpack(x) for x in (q, k, v)), **of_jax)
+    assert isinstance(o, jax.Array) and o.dtype == jax.numpy.bfloat16
+    assert torch.equal(torch.from_dlpack(o), narrows.attention_with_cache(q, k, v, **options))
