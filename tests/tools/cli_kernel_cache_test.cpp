@@ -71,7 +71,7 @@ TEST_F(CliKernelCache, options_that_are_wrong) {
   EXPECT_THAT(error({"cache", "warm", "--threads", "0"}), HasSubstr("--threads: '0'"));
   EXPECT_THAT(error({"cache", "warm", "--arch", "sm_80,sm_81"}),
               HasSubstr("architecture: sm_81: must be one of sm_80, "));
-  EXPECT_THAT(error({"cache", "warm", "--part", "3"}), HasSubstr("--part: '3': must be K/N"));
+  EXPECT_THAT(error({"cache", "warm", "--part", "3"}), HasSubstr("--part: 3: must be K/N"));
   EXPECT_THAT(error({"cache", "warm", "--part", "5/4"}), HasSubstr("--part: '5'"));
   EXPECT_THAT(error({"cache", "warm", "--part", "0/4"}), HasSubstr("--part: '0'"));
   EXPECT_THAT(error({"cache", "warm", "--part", "1/"}), HasSubstr("--part: ''"));
