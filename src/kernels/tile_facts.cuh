@@ -102,6 +102,10 @@ inline Keys of_lanes(const Keys& keys, i32 of_begin, i32 of_end) {
           static_cast<i32>(__shfl_sync(~0u, static_cast<u32>(keys.end), of_end))};
 }
 
+// Whether the sequence has a row that sees keys as its lengths say. Else its row of the table, which may be none, is not
+// looked at.
+inline bool reads_keys(const SequenceFacts& facts) { return facts.queries > 0 && !facts.broken; }
+
 // What a tile's rows see. Both ends never fall from row to row (mask.h), so that first and last rows tell everything: a
 // warpgroup's are those of lanes 2w and 2w + 1, the sequence's those of the last two lanes. A warp's lanes side by side
 // rather than one row after the other: this runs once in a while from a cold instruction cache, and every tile waits
@@ -122,15 +126,16 @@ inline void look_at_rows(const ForwardSm90Args& args, const QueryBlock& block, T
   }
   if (lane == 0) facts.sight = sight;
   const Keys clean = of_lanes(seen, kFirstOfAll, kLastOfAll);
-  facts.clean = block.queries > 0 ? clean : Keys{0, 0};
+  facts.clean = reads_keys(block) ? clean : Keys{0, 0};
 }
 
 inline void find_facts(const ForwardSm90Args& args, const QueryBlock& block, TileFacts& facts) {
   if constexpr (kLimitsKeys) {
     look_at_rows(args, block, facts);
   } else {
-    facts.blocks = blocks_of(Keys{0, block.broken ? 0 : block.keys});
-    facts.clean = {0, block.keys};
+    const Keys all{0, reads_keys(block) ? block.keys : 0};
+    facts.blocks = blocks_of(block.first_row < block.queries ? all : Keys{0, 0});
+    facts.clean = all;
   }
   if (!kCached && !is_varlen(args.cu_seqlens_k) && facts.clean.end == args.key_rows) facts.clean.end = kMostKey;
   facts.block = block;

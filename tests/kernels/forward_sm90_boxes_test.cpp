@@ -77,7 +77,7 @@ TEST(KernelForwardSm90, new_keys_are_keys_and_refused_sequences_are_nan) {
   CachedCall call(false, cached_lengths(false), {16, false, false});
   call.args.visibility = make_mask(-1, -1, true, 0);
   for (i32& slots : call.filled) slots -= 3;
-  i32 refused[2] = {0, 1};
+  i32 refused[3] = {0, 1, 0};
   char row = 0;
   call.args.cache.k_new.data = &row;
   call.args.cache.new_rows = 3;
@@ -109,8 +109,8 @@ TEST(KernelForwardSm90, lengths_of_a_cache_that_break_a_rule) {
   broken({}, &CachedCall::filled, 146, StatusCode::cache_seqlens, 145);
   broken({}, &CachedCall::filled, -1, StatusCode::cache_seqlens, 145);
   broken({0, true, false}, &CachedCall::leftpad, 162, StatusCode::leftpad, 161);
-  broken({0, false, true}, &CachedCall::row_of, 3, StatusCode::cache_batch_idx, 2);
-  broken({16, false, true}, &CachedCall::row_of, -1, StatusCode::cache_batch_idx, 2);
+  broken({0, false, true}, &CachedCall::row_of, 4, StatusCode::cache_batch_idx, 3);
+  broken({16, false, true}, &CachedCall::row_of, -1, StatusCode::cache_batch_idx, 3);
 }
 
 }  // namespace narrows

@@ -115,10 +115,12 @@ struct CachedCall : WholeCall {
 };
 
 inline const std::vector<WholeCall::Lengths>& cached_lengths(bool varlen) {
-  // first query, used ones, rows, first key, keys: none of a sequence, no queries, two blocks of queries.
+  // first query, used ones, rows, first key, keys: none of a sequence, no queries, none of them used, two blocks of
+  // queries.
   static const std::vector<WholeCall::Lengths> packed{
       {0, 20, 20, 0, 90}, {20, 0, 0, 0, 11}, {20, 131, 140, 0, 2}, {160, 6, 6, 0, 0}, {166, 70, 70, 0, 149}};
-  static const std::vector<WholeCall::Lengths> dense{{0, 133, 140, 0, 97}, {140, 60, 140, 1, 142}};
+  static const std::vector<WholeCall::Lengths> dense{
+      {0, 133, 140, 0, 97}, {140, 60, 140, 1, 142}, {280, 0, 140, 2, 61}};
   return varlen ? packed : dense;
 }
 
@@ -150,4 +152,12 @@ inline void expect_refused(CachedCall& call, const CallStatus& status) {
           << i;
     }
   }
+}
+
+/// The sequence's row would be the one that is nobody's, whose entries are no pages.
+inline void expect_no_row(const CacheShape& shape) {
+  CachedCall call(false, cached_lengths(false), shape);
+  call.spoil_table();
+  call.row_of[1] = -3;
+  expect_refused(call, {static_cast<i32>(StatusCode::cache_batch_idx), 1, -3, call.rows - 1});
 }

@@ -64,5 +64,7 @@ TEST(KernelForwardSm90, every_key_of_a_cache_or_of_pages) {
   expect_cached_call(true, {0, true, true}, {});
 }
 
+TEST(KernelForwardSm90, a_row_that_is_none_of_pages_of_which_every_key_is_seen) { expect_no_row({16, false, true}); }
+
 }  // namespace narrows
 }  // namespace pages_of_sm90

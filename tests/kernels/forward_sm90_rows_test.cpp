@@ -73,5 +73,7 @@ TEST(KernelForwardSm90, an_entry_that_is_no_page_of_one_key) {
   expect_refused(call, {static_cast<i32>(StatusCode::block_table), 1, 5000, call.key_rows - 1});
 }
 
+TEST(KernelForwardSm90, a_row_that_is_none_of_gathered_pages) { expect_no_row({16, true, true}); }
+
 }  // namespace narrows
 }  // namespace rows_of_sm90
