@@ -65,6 +65,10 @@ TEST(Sm90Plan, refuses_by_name_what_it_does_not_compute) {
   EXPECT_EQ(refusal(GpuSizes{.d = 264}), "takes head dims that are multiples of 8 up to 256, not d=264 dv=64");
   EXPECT_EQ(refusal(GpuSizes{.dv = 68}), "takes head dims that are multiples of 8 up to 256, not d=64 dv=68");
   EXPECT_EQ(refusal(GpuSizes{.sk = 0}), "needs a key");
+  const Inputs no_sequence{on_gpu(DType::bf16, {9, 4, 64}), on_gpu(DType::bf16, {0, 500, 2, 64}),
+                           on_gpu(DType::bf16, {0, 500, 2, 64})};
+  EXPECT_EQ(refusal(make_explained(no_sequence, {.cu_seqlens_q = on_gpu(DType::int32, {1})})), "needs a key")
+      << "rows behind the last sequence, and an empty tensor that no map describes";
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 3}), "does not split keys, num_splits=3");
   EXPECT_EQ(refusal(GpuSizes{}, {.chunk = 64}), "");
   EXPECT_EQ(refusal(GpuSizes{}, {.dropout = 0.5}), "has no dropout");
