@@ -71,7 +71,7 @@ std::string sm90_backward_refusal(const Problem& problem, const Machine& machine
                                      std::pair{"o", &problem.o}, std::pair{"dout", &problem.dout}})
     if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
   // The copy engine knows no empty tensors.
-  if (problem.query_rows == 0 || problem.heads == 0) return "needs a query row";
+  if (problem.batch == 0 || problem.query_rows == 0 || problem.heads == 0) return "needs a query row";
   if (problem.key_rows == 0) return "needs a key";
   if (problem.head_dim == 0 || problem.value_dim == 0) return "needs columns of q and v";
   return sm80::rows_refusal(problem);

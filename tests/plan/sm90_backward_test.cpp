@@ -79,6 +79,11 @@ TEST(PlanSm90Backward, refuses_by_name_what_it_does_not_compute) {
             "takes head dims that are multiples of 8 up to 256, not d=60 dv=64");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.sq = 0}), "needs a query row");
   EXPECT_EQ(backward_refusal_of(GpuSizes{.sk = 0}), "needs a key");
+  const Inputs no_sequence{on_gpu(DType::bf16, {0, 300, 4, 64}), on_gpu(DType::bf16, {9, 2, 64}),
+                           on_gpu(DType::bf16, {9, 2, 64})};
+  EXPECT_EQ(backward_refusal_of(make_explained_backward(no_sequence, {.cu_seqlens_k = on_gpu(DType::int32, {1})})),
+            "needs a query row")
+      << "rows of k behind the last sequence, and an empty tensor that no map describes";
   EXPECT_EQ(backward_refusal_of(GpuSizes{}, {.dropout = 0.5}), "has no dropout");
   EXPECT_EQ(backward_refusal_of(GpuSizes{}, {.batch_invariant = true}),
             "does not read every layout, as batch_invariant asks of one kernel");
