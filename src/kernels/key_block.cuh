@@ -73,8 +73,11 @@ inline KeyBlock find_key_block(const BackwardArgs& args, u32 index, bool last_fi
   block.rows = clamp_to(keys.count - block.first, 0, kBlockKeys);
   if (!block.broken && block.first < block.keys) {
     block.seeing = query_rows(query_range(args.visibility, keys_of(block), block.queries, block.shift));
-    block.begin_tile = block.seeing.begin / kBlockQueries;
-    block.end_tile = ceil_div(block.seeing.end, kBlockQueries);
+    // Keys that no row sees have no turn: those of an empty range may lie within a block of rows.
+    if (block.seeing.begin < block.seeing.end) {
+      block.begin_tile = block.seeing.begin / kBlockQueries;
+      block.end_tile = ceil_div(block.seeing.end, kBlockQueries);
+    }
   }
   return block;
 }

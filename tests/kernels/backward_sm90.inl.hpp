@@ -21,9 +21,10 @@ struct BackwardCall {
   static unsigned short bits(float x) { return static_cast<unsigned short>(pack(x, 0.f)); }
   static double value(unsigned short x) { return static_cast<double>(element_of(x, kElement == Element::fp16)); }
 
-  BackwardCall(std::vector<i32> queries, std::vector<i32> keys, const Mask& mask)
+  BackwardCall(std::vector<i32> queries, std::vector<i32> keys, const Mask& mask, bool top_left = false)
       : query_rows(queries[0]), key_rows(keys[0]), used_queries(std::move(queries)), used_keys(std::move(keys)) {
     args.visibility = mask;
+    args.top_left = top_left;
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     const auto make = [&](i32 rows, const std::vector<i32>& used, i32 count, i32 columns) {
@@ -48,9 +49,12 @@ struct BackwardCall {
     return (static_cast<std::size_t>(s) * heads + static_cast<std::size_t>(h)) * static_cast<std::size_t>(query_rows) +
            static_cast<std::size_t>(i);
   }
+  i32 shift(i32 s) const {
+    return args.top_left ? 0 : used_keys[static_cast<std::size_t>(s)] - used_queries[static_cast<std::size_t>(s)];
+  }
   bool seen(i32 s, i32 i, i32 j) const {
     const i32 keys = used_keys[static_cast<std::size_t>(s)], queries = used_queries[static_cast<std::size_t>(s)];
-    return i < queries && j < keys && visible(args.visibility, i64{i} + keys - queries, j, keys);
+    return i < queries && j < keys && visible(args.visibility, i64{i} + shift(s), j, keys);
   }
   static double dot(const std::vector<unsigned short>& a, std::size_t first, const std::vector<unsigned short>& b,
                     std::size_t second, i32 columns) {
@@ -64,9 +68,7 @@ struct BackwardCall {
   }
   std::size_t key_at(i32 s, i32 j, i32 columns) const { return static_cast<std::size_t>((s * key_rows + j) * columns); }
 
-  double distance(i32 s, i32 i, i32 j) const {
-    return std::abs(i + used_keys[static_cast<std::size_t>(s)] - used_queries[static_cast<std::size_t>(s)] - j);
-  }
+  double distance(i32 s, i32 i, i32 j) const { return std::abs(i + shift(s) - j); }
   double tangent(i32 s, i32 h, i32 i, i32 j) const {
     return std::tanh(scale * dot(q, query_at(s, i, h, d), k, key_at(s, j, d), d) / cap);
   }
@@ -239,6 +241,26 @@ struct BackwardCall {
 
 inline void expect_backward(std::vector<i32> queries, std::vector<i32> keys, const Mask& mask) {
   BackwardCall call(std::move(queries), std::move(keys), mask);
+  call.run();
+  call.expect_all();
+}
+
+/// Rows end within a block, and behind the first block of keys there are others that no row sees: they take no turn, as one for
+/// which there is none would be waited for without end.
+inline void expect_turns_of_seen_keys_alone() {
+  BackwardCall call({100, 70}, {300, 150}, {kUnlimited, 0, 0}, true);
+  i32 with_steps = 0;
+  const u32 blocks = static_cast<u32>(call.args.key_blocks * BackwardCall::batch * BackwardCall::kv_heads);
+  for (u32 index = 0; index < blocks; ++index) {
+    ::narrows::test::Block block(kThreads / kWarp, 0);
+    block.run(
+        [&] {
+          const KeyBlock keys = find_key_block(call.args, index, kLastKeysFirst);
+          if (threadIdx.x == 0) with_steps += step_count(call.args, keys) > 0;
+        },
+        index, blocks);
+  }
+  ASSERT_EQ(with_steps, 2) << "the first block of each sequence";
   call.run();
   call.expect_all();
 }

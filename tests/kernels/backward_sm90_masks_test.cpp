@@ -42,6 +42,7 @@ namespace narrows {
 TEST(KernelBackwardSm90, rows_that_see_every_key) { expect_backward({140, 70}, {150, 37}, {}); }
 TEST(KernelBackwardSm90, causal_with_more_keys) { expect_backward({133, 60}, {201, 190}, {kUnlimited, 0, 0}); }
 TEST(KernelBackwardSm90, causal_with_rows_that_see_none) { expect_backward({203, 150}, {131, 20}, {kUnlimited, 0, 0}); }
+TEST(KernelBackwardSm90, causal_from_the_top_left_with_keys_that_no_row_sees) { expect_turns_of_seen_keys_alone(); }
 TEST(KernelBackwardSm90, window) { expect_backward({190, 129}, {190, 133}, {40, 3, 0}); }
 
 TEST(KernelBackwardSm90, weights_keep_their_remainders) {

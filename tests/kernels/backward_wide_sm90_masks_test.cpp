@@ -52,6 +52,7 @@ TEST(KernelBackwardWideSm90, turns_repeat_bit_by_bit) {
   for (const u32 passed : calls[0].turns) turns += passed;
   EXPECT_EQ(turns, BackwardCall::heads * kWarps * (2 + 1)) << "blocks of keys of the first sequence and of the second";
 }
+TEST(KernelBackwardWideSm90, causal_from_the_top_left_with_keys_that_no_row_sees) { expect_turns_of_seen_keys_alone(); }
 TEST(KernelBackwardWideSm90, window) { expect_backward({150, 70}, {150, 74}, {40, 3, 0}); }
 
 }  // namespace narrows
