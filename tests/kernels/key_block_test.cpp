@@ -194,8 +194,28 @@ TEST(KeyBlock, broken_lengths_lead_nowhere_outside) {
   EXPECT_GT(broken, 1000);
 }
 
-/// Deterministic key blocks add to a group of query blocks in turn: the turns count from first_key_block on, without a gap.
-TEST(KeyBlock, visitors_of_a_group_follow_its_first_key_block) {
+/// Of the blocks of a sequence's keys, those that visit `tiles` query blocks from `first` on take turns 0, 1, 2 and so on.
+/// turn(block): the number that the block finds for itself.
+template <class Turn>
+void expect_turns(const CallOfTest& call, const std::vector<KeyBlock>& blocks, i32 s, i32 first, i32 tiles,
+                  const Turn& turn) {
+  std::vector<int> turns(static_cast<std::size_t>(call.args.key_blocks + 1));
+  std::size_t visitors = 0;
+  for (const KeyBlock& block : blocks) {
+    if (block.sequence != s || block.kv_head != 0 || block.rows == 0) continue;
+    if (max_of(block.begin_tile, first) >= min_of(block.end_tile, first + tiles)) continue;
+    const i32 own = turn(block);
+    ASSERT_GE(own, 0) << "block " << block.first << ", query blocks from " << first;
+    ++turns.at(static_cast<std::size_t>(own));
+    ++visitors;
+  }
+  for (std::size_t number = 0; number < visitors; ++number)
+    ASSERT_EQ(turns[number], 1) << "query blocks from " << first << ", turn " << number;
+}
+
+/// Deterministic key blocks add to a group of query blocks in turn: the turns count from its first or last block of keys on,
+/// without a gap, for who has no turn would wait without end.
+TEST(KeyBlock, visitors_of_a_group_follow_its_first_or_last_key_block) {
   for (unsigned seed = 0; seed < kCalls; ++seed) {
     SCOPED_TRACE(seed);
     const CallOfTest call(seed);
@@ -204,18 +224,12 @@ TEST(KeyBlock, visitors_of_a_group_follow_its_first_key_block) {
       for (i32 s = 0; s < CallOfTest::kBatch; ++s) {
         const SequenceOfTest sequence(call.args, s);
         for (i32 first = 0; first * kBlockQueries < sequence.queries; first += tiles) {
-          std::vector<int> turns(static_cast<std::size_t>(call.args.key_blocks + 1));
-          std::size_t visitors = 0;
-          for (const KeyBlock& block : blocks) {
-            if (block.sequence != s || block.kv_head != 0 || block.rows == 0) continue;
-            if (max_of(block.begin_tile, first) >= min_of(block.end_tile, first + tiles)) continue;
-            const i32 turn = block.first / kBlockKeys - first_key_block(call.args, block, first, tiles);
-            ASSERT_GE(turn, 0) << "block " << block.first << ", query blocks from " << first;
-            ++turns.at(static_cast<std::size_t>(turn));
-            ++visitors;
-          }
-          for (std::size_t turn = 0; turn < visitors; ++turn)
-            ASSERT_EQ(turns[turn], 1) << "query blocks from " << first << ", turn " << turn;
+          ASSERT_NO_FATAL_FAILURE(expect_turns(call, blocks, s, first, tiles, [&](const KeyBlock& block) {
+            return block.first / kBlockKeys - first_key_block(call.args, block, first, tiles);
+          }));
+          ASSERT_NO_FATAL_FAILURE(expect_turns(call, blocks, s, first, tiles, [&](const KeyBlock& block) {
+            return last_key_block(call.args, block, first, tiles) - block.first / kBlockKeys;
+          }));
         }
       }
   }
