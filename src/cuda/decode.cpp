@@ -109,7 +109,7 @@ void set_line(DecodeArgs& args, const Problem& problem, const Plan& plan, const 
   args.fixed_split = narrow(plan.split_keys / plan.key_block);
   args.line_blocks = narrow(plan.blocks);
   args.by_tile_rows = divider(args.kv_heads);
-  args.by_group = divider(args.group);
+  args.by_group = divider(std::max(args.group, 1));  // without a query head rows may be appended all the same
   if (problem.query_form == QueryForm::dense && plan.key_block == kDecodeTile) set_plain(args, problem, plan, buffers);
   if (plan.family == "sm90" && problem.query_form == QueryForm::dense)
     args.plain_filled = plain_filled(problem, plan, buffers);

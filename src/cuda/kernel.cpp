@@ -69,11 +69,15 @@ std::unique_ptr<const Kernel> load(int device, const Binary& binary, bool begins
   check(driver().cuFuncSetAttribute(kernel->function, kMaxDynamicSharedBytes, static_cast<int>(kernel->shared_limit)),
         "giving ", kernel->name, " all shared memory");
   kernel->argument_bytes = argument_bytes(kernel->function);
-  kernel->begins_early = begins_early && facts.major >= kFirstEarlyMajor && facts.driver_version >= kFirstEarlyDriver;
+  kernel->begins_early = begins_early && may_begin_early(facts);
   return kernel;
 }
 
 }  // namespace
+
+bool may_begin_early(const DeviceFacts& facts) {
+  return facts.major >= kFirstEarlyMajor && facts.driver_version >= kFirstEarlyDriver;
+}
 
 const Kernel* find_kernel(int device, const ProgramKey& key) {
   Table& all = table();

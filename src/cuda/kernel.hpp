@@ -42,6 +42,9 @@ struct Kernel {
   bool begins_early = false;       // Program::begins_early, on a device and by a driver that have it
 };
 
+/// Whether programs that begin early do so on the device, by its driver.
+bool may_begin_early(const DeviceFacts& facts);
+
 /// Null: not loaded yet.
 const Kernel* find_kernel(int device, const ProgramKey& key);
 /// Compiles where no cache has it, loads, and keeps it under `key`. Throws Error.

@@ -169,6 +169,18 @@ TEST_F(FakeDriver, MarksOfRefusedSequences) {
   }
 }
 
+/// A call of no query head launches nothing but what appends, a thread block for each new row.
+TEST_F(FakeDriver, RowsAreAppendedWithoutAQueryHead) {
+  PackedDecode decode(2, 3, 0, 2);
+  decode.options.k_new = decode.options.v_new = on_hopper(8, DType::bf16, {2, 3, 2, 128});
+  packed(append_program(Element::bf16));
+  state().launch.clear();
+  state().argument_bytes = sizeof(DecodeArgs);
+  forward(decode.in, decode.out, decode.options);
+  state().argument_bytes = fake::kArgumentBytes;
+  EXPECT_THAT(state().launch, ElementsAre(2u * 3, 32u * kAppendWarps, 0u));
+}
+
 TEST_F(FakeDriver, NothingIsAppendedToNoHeads) {
   PackedDecode decode(2, 3, 0, 0);
   decode.options.k_new = decode.options.v_new = on_hopper(8, DType::bf16, {2, 1, 0, 128});

@@ -3,6 +3,7 @@
 #include <latch>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -160,6 +161,17 @@ TEST_F(FakeDriver, AProgramThatWaitsBeginsEarly) {
       else
         EXPECT_TRUE(state().launch_attributes.empty()) << "device " << device;
     }
+}
+
+/// A driver of CUDA 12.2 refuses the attribute while a stream is captured.
+TEST(BeginningEarly, IsForHopperAndDriversThatCaptureIt) {
+  DeviceFacts facts;
+  for (const auto& [major, driver, early] :
+       {std::tuple{8, 13000, false}, {9, 12020, false}, {9, 12030, true}, {10, 13000, true}}) {
+    facts.major = major;
+    facts.driver_version = driver;
+    EXPECT_EQ(may_begin_early(facts), early) << "compute capability " << major << ", driver " << driver;
+  }
 }
 
 /// Numbers of the driver's enumerations: fp16 6, bf16 9, swizzle of 128 bytes 3, promotion to 256 bytes 3.
