@@ -120,7 +120,7 @@ bool is_cached(const Problem& problem) {
 
 std::string cache_refusal(const Problem& problem) {
   if (problem.rotary_pairs) return "turns no queries by their positions";
-  if (problem.capacity == 0) return "needs a key";
+  if (problem.capacity == 0 || problem.key_batches == 0) return "needs a key";
   if (std::max({problem.capacity, problem.key_batches, problem.cache_rows}) > kMostBlocks)
     return text("takes caches of up to ", kMostBlocks, " slots, rows and pages");
   return "";
@@ -134,7 +134,9 @@ std::string sm90_refusal(const Problem& problem, const Machine& machine) {
   for (const auto& [name, layout] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}, std::pair{"o", &problem.o}})
     if (std::string reason = sm90::layout_refusal(name, *layout); !reason.empty()) return reason;
-  if (problem.key_rows == 0 || problem.key_batches == 0) return "needs a key";
+  // The copy engine knows no empty tensors, and packed rows without a sequence have tiles all the same.
+  if (problem.key_rows == 0 || (problem.key_batches == 0 && problem.query_form == QueryForm::varlen))
+    return "needs a key";
   if (is_cached(problem))
     if (std::string reason = cache_refusal(problem); !reason.empty()) return reason;
   return rows_refusal(problem);

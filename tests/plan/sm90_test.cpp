@@ -69,6 +69,7 @@ TEST(Sm90Plan, refuses_by_name_what_it_does_not_compute) {
                            on_gpu(DType::bf16, {0, 500, 2, 64})};
   EXPECT_EQ(refusal(make_explained(no_sequence, {.cu_seqlens_q = on_gpu(DType::int32, {1})})), "needs a key")
       << "rows behind the last sequence, and an empty tensor that no map describes";
+  EXPECT_EQ(refusal(GpuSizes{.b = 0}), "") << "has nothing to do";
   EXPECT_EQ(refusal(GpuSizes{}, {.num_splits = 3}), "does not split keys, num_splits=3");
   EXPECT_EQ(refusal(GpuSizes{}, {.chunk = 64}), "");
   EXPECT_EQ(refusal(GpuSizes{}, {.dropout = 0.5}), "has no dropout");
