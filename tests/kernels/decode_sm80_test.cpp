@@ -71,8 +71,8 @@ TEST(KernelDecodeSm80, lengths_and_pages_that_the_kernel_ahead_writes) {
       call.args.visibility = make_mask(-1, 0, true, 0);
       call.lines = kKvHeads;
       const i32 page = call.table[0], other = fresh ? page + 1 : -7;
-      call.run_after(12, [&](bool ended) {
-        call.filled = ended ? after : before;
+      call.run_after(12, [&, &was = before, &is = after](bool ended) {
+        call.filled = ended ? is : was;
         call.table[0] = ended ? page : other;
       });
       ASSERT_NO_FATAL_FAILURE(expect_all(call));
