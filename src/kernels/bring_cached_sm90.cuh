@@ -58,7 +58,7 @@ inline void load_boxes(const Stages& stages, Ring& ring, const TensorMap& map, L
 }
 
 // By a warp, of K or of V: where the next boxes are is looked up while these are on their way.
-template <SmemTile tile>
+template <SmemTile tile, bool of_keys>
 inline void bring_boxes(const Shared& shared, const Stages& stages, const TileFacts* slots,
                         const CachedForwardArgs& args, const TensorMap& map) {
   prefetch_map(map);
@@ -72,6 +72,7 @@ inline void bring_boxes(const Shared& shared, const Stages& stages, const TileFa
     LaneBox box = lane_box(keys, keys.blocks.end - 1);
 #pragma unroll 1
     for (i32 n = keys.blocks.end - 1; n >= keys.blocks.begin; --n) {
+      if (of_keys && lane_index() == 0) want_next_tile(shared, keys.blocks, n);
       load_boxes<tile>(stages, ring, map, box, args.box_rows);
       if (n > keys.blocks.begin) box = lane_box(keys, n - 1);
     }
@@ -105,7 +106,7 @@ template <SmemTile tile> inline void gather_rows(u32 to, i32 first, const char* 
 }
 
 // By a warp, of K or of V. Where the next rows are is looked up while these are on their way.
-template <SmemTile tile>
+template <SmemTile tile, bool of_keys>
 inline void bring_rows(const Shared& shared, const Stages& stages, const TileFacts* slots,
                        const CachedForwardArgs& args, const TensorArg& from, i32 columns) {
   Ring ring;
@@ -118,6 +119,7 @@ inline void bring_rows(const Shared& shared, const Stages& stages, const TileFac
     const char* next = cached_row(keys, from, (keys.blocks.end - 1) * kBlockKeys + lane_index());
 #pragma unroll 1
     for (i32 n = keys.blocks.end - 1; n >= keys.blocks.begin; --n) {
+      if (of_keys && lane_index() == 0) want_next_tile(shared, keys.blocks, n);
       wait_barrier(stages.empty_barrier(ring), ring.phase ^ 1);
 #pragma unroll 1
       for (i32 first = 0; first < kBlockKeys; first += kWarp) {
@@ -135,11 +137,11 @@ inline void bring_rows(const Shared& shared, const Stages& stages, const TileFac
 // warp: of those that bring.
 inline void bring_cached(const Shared& shared, const TileFacts* slots, const CachedForwardArgs& args, int warp) {
   if constexpr (kGathers) {
-    if (warp == 1) bring_rows<kKeyStage>(shared, shared.keys(), slots, args, args.k, args.head_dim);
-    if (warp == 3) bring_rows<kValueStage>(shared, shared.values(), slots, args, args.v, args.value_dim);
+    if (warp == 1) bring_rows<kKeyStage, true>(shared, shared.keys(), slots, args, args.k, args.head_dim);
+    if (warp == 3) bring_rows<kValueStage, false>(shared, shared.values(), slots, args, args.v, args.value_dim);
   } else {
-    if (warp == 1) bring_boxes<kKeyStage>(shared, shared.keys(), slots, args, args.k_map);
-    if (warp == 3) bring_boxes<kValueStage>(shared, shared.values(), slots, args, args.v_map);
+    if (warp == 1) bring_boxes<kKeyStage, true>(shared, shared.keys(), slots, args, args.k_map);
+    if (warp == 3) bring_boxes<kValueStage, false>(shared, shared.values(), slots, args, args.v_map);
   }
 }
 

@@ -5,12 +5,23 @@
 
 namespace narrows {
 
-// A tile is taken when its slot is free and not before: who has taken many ahead would be left with them at the end.
+// Where thread blocks take tiles as they come to them, the next one is taken when so many of a tile's blocks of keys are still to
+// be asked for: who had taken it with all of a long tile ahead would be the last at the end, by 2 to 6% of causal calls.
+constexpr i32 kBlocksAhead = 2;  // 0 is 1% slower, 1 to 8 are the same
+
+// By who asks for K, before block n.
+inline void want_next_tile(const Shared& shared, const Keys& blocks, i32 n) {
+  if (n == max_of(blocks.begin, min_of(blocks.begin + kBlocksAhead, blocks.end - 1))) arrive(shared.tile_wanted());
+}
+
 inline void schedule(const Shared& shared, TileFacts* slots, Scheduler& scheduler) {
   for (u32 round = 0;; ++round) {
     const int slot = static_cast<int>(round % kFactSlots);
     wait_barrier(shared.facts_empty(slot), (round / kFactSlots & 1) ^ 1);
-    if (round > 0) scheduler.advance();
+    if (round > 0) {
+      if (scheduler.takes_as_it_comes()) wait_barrier(shared.tile_wanted(), (round - 1) & 1);
+      scheduler.advance();
+    }
     scheduler.find(slots[slot]);
     __syncwarp();
     const bool exists = slots[slot].exists;
@@ -51,6 +62,7 @@ inline void bring_keys_and_values(const Shared& shared, const TileFacts* slots, 
     // At the start all thread blocks load at once: what the first product needs comes first.
     if (reader.round == 0) wait_barrier(shared.keys().full_barrier({}), 0);
     for (i32 n = blocks.end - 1; n >= blocks.begin; --n) {
+      want_next_tile(shared, blocks, n);
       if (n > blocks.begin) load_stage<kKeyStage>(shared.keys(), k, args.k_map, place(n - 1));
       load_stage<kValueStage>(shared.values(), v, args.v_map, place(n));
     }

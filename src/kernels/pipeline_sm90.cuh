@@ -22,7 +22,7 @@ constexpr u32 kPartBytes =
 constexpr u32 kKeysAt = kQueryStages * kWarpgroups * kPartBytes,
               kValuesAt = kKeysAt + static_cast<u32>(kStages * kKeyStage.bytes());
 constexpr u32 kOutputAt = kValuesAt + static_cast<u32>(kStages * kValueStage.bytes());
-constexpr int kBarriers = 40;
+constexpr int kBarriers = 42;
 constexpr u32 kBarriersAt = kOutputAt + static_cast<u32>(kOwnOutputTile ? kWarpgroups * kOutputPart.bytes() : 0);
 constexpr u32 kFactsAt = kBarriersAt + 8 * kBarriers;
 static_assert(kQueryStages <= 2 && (kOwnOutputTile || kQueryStages == 1));
@@ -49,6 +49,8 @@ constexpr u32 kBringArrivals = kGathers ? u32{kWarp} : 1, kBringReaders = kCache
 // facts_full             1                        the scheduler                        all others
 // facts_empty            4 per warpgroup, and      each reader                          the scheduler
 //                        kBringReaders
+// tile_wanted            1                        K's producer, a tile nearly asked    the scheduler
+//                                                 for
 struct Shared {
   u32 base;
 
@@ -57,6 +59,7 @@ struct Shared {
   u32 query_empty(int warpgroup, const QueryRing& at) const { return base + barrier(32 + 4 * at.stage + warpgroup); }
   u32 facts_full(int slot) const { return base + barrier(24 + slot); }
   u32 facts_empty(int slot) const { return base + barrier(28 + slot); }
+  u32 tile_wanted() const { return base + barrier(40); }
   Stages keys() const {
     return {base + kKeysAt, base + barrier(8), base + barrier(12), static_cast<u32>(kKeyStage.bytes())};
   }
@@ -88,6 +91,7 @@ inline void init_barriers(const Shared& shared) {
     init_barrier(shared.facts_full(slot), 1);
     init_barrier(shared.facts_empty(slot), 4 * kWarpgroups + kBringReaders);
   }
+  init_barrier(shared.tile_wanted(), 1);
   fence_barrier_init();
 }
 

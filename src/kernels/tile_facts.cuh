@@ -184,9 +184,11 @@ class Scheduler {
     }
     facts.exists = false;
   }
+  // Else every gridDim.x-th tile is this thread block's.
+  bool takes_as_it_comes() const { return args_.tiles_taken != nullptr; }
   // To the tile behind it.
   void advance() {
-    if (args_.tiles_taken == nullptr) {
+    if (!takes_as_it_comes()) {
       next_ += gridDim.x;
       return;
     }

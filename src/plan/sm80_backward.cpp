@@ -270,7 +270,7 @@ i64 backward_section(const Problem& problem, const Machine& machine, const Plan&
   const i64 row = (problem.head_dim + problem.value_dim) * static_cast<i64>(item_size(problem.dtype)) +
                   (problem.wants_dq ? problem.head_dim * static_cast<i64>(sizeof(float)) : 0);
   const double head = static_cast<double>(problem.max_queries) * static_cast<double>(problem.group() * row);
-  return std::clamp<i64>(heads_in_l2(machine, head), 1, std::max<i64>(key_pairs, 1));
+  return even_section(key_pairs, heads_in_l2(machine, head));
 }
 
 double padded_backward_flops(const Work& work, const Problem& problem, const Plan& plan) {

@@ -41,6 +41,12 @@ inline i64 heads_in_l2(const Machine& machine, double bytes) {
   return std::max<i64>(1, static_cast<i64>(kSectionOfL2 * static_cast<double>(machine.l2_bytes) / bytes));
 }
 
+/// Of `heads` that are worked on up to `most` at a time: as many each time. A last section of few heads has few tiles, and who takes
+/// its longest one is the last by far: forward lost up to 11% of a causal call.
+inline i64 even_section(i64 heads, i64 most) {
+  return heads <= most ? std::max<i64>(heads, 1) : ceil_div(heads, ceil_div(heads, most));
+}
+
 inline bool limits_keys(const Rules& rules) {
   const Mask& mask = rules.mask;
   return mask.left < kUnlimited || mask.right < kUnlimited || mask.chunk != 0 || rules.key_begin || rules.key_end;
@@ -51,8 +57,8 @@ inline i64 heads_together(const Problem& problem, const Machine& machine) {
   if (!limits_keys(problem.rules) || problem.max_keys == 0) return 1;
   const i64 item = static_cast<i64>(item_size(problem.dtype));
   const double head = static_cast<double>(problem.max_keys * (problem.head_dim + problem.value_dim) * item);
-  const i64 pairs = problem.query_form == QueryForm::varlen ? problem.heads : problem.batch * problem.heads;
-  return std::clamp<i64>(saturating_multiply(heads_in_l2(machine, head), problem.group()), 1, std::max<i64>(pairs, 1));
+  const i64 kv_pairs = problem.query_form == QueryForm::varlen ? problem.kv_heads : problem.batch * problem.kv_heads;
+  return std::max<i64>(even_section(kv_pairs, heads_in_l2(machine, head)) * problem.group(), 1);
 }
 
 /// Numbers of rows, heads and thread blocks are 32-bit there.

@@ -229,7 +229,7 @@ i64 forward_sm90_shared_bytes(const ForwardSm90Constants& constants) {
                     chunked_bytes(constants.key_block, constants.value_width);
   // What kernels/tile_facts.cuh keeps of tiles, and barriers; the kernel asserts that it is enough.
   const i64 rows = constants.limits_keys ? constants.query_block : 0;
-  const i64 facts = constants.fact_slots * (136 + 16 * parts) + 8 * rows + 56 * constants.warps, barriers = 320;
+  const i64 facts = constants.fact_slots * (136 + 16 * parts) + 8 * rows + 56 * constants.warps, barriers = 336;
   return parts * results + constants.stages * stage + facts + barriers;
 }
 

@@ -204,6 +204,8 @@ TEST(Sm80BackwardPlan, sections_hold_rows_of_masked_calls_in_l2) {
   EXPECT_EQ(backward_plan(sizes, {}, machine).section, 1);
   EXPECT_EQ(backward_plan(sizes, {.causal = Causal::bottom_right}, machine).section, 8);
   EXPECT_EQ(backward_plan(sizes, {.window = {100, -1}}, machine).section, 8);
+  machine.l2_bytes = 60 << 20;  // 9 at a time
+  EXPECT_EQ(backward_plan(sizes, {.causal = Causal::bottom_right}, machine).section, 8) << "as many each time";
   GpuSizes none = sizes;
   none.sq = 0;
   EXPECT_EQ(backward_plan(none, {.causal = Causal::bottom_right}, machine).section, 1);

@@ -210,6 +210,15 @@ TEST(Sm80Plan, sections_hold_the_keys_of_masked_calls_in_l2) {
   GpuSizes few = sizes, long_keys = sizes, none = sizes;
   few.b = 1;
   EXPECT_EQ(section(few, {.causal = Causal::bottom_right}), 32) << "not more than there are";
+  GpuSizes seven = few;
+  seven.h = 28, seven.hk = 7, seven.sk = 8192;  // 4 MiB each
+  EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 28);
+  seven.sk = 12288;  // up to 5 at a time
+  EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 16) << "4 and 3 heads, not 5 and 2";
+  seven.sk = 16384;
+  EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 16);
+  seven.sk = 24576;
+  EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 8) << "of 2";
   long_keys.sk = 1 << 20;
   EXPECT_EQ(section(long_keys, {.causal = Causal::bottom_right}), 4) << "one kv head at least";
   none.sk = 0;
