@@ -18,8 +18,8 @@ ProgramKey key_of(const BackwardSm90Constants& constants) {
     bits.add(number, 4);
   for (const i32 number : {constants.pace, constants.turn_rows / 64, constants.sum_registers, constants.key_registers})
     bits.add(number, 8);
-  for (const bool flag :
-       {constants.limits_keys, constants.natural, constants.softcap, constants.alibi, constants.deterministic})
+  for (const bool flag : {constants.limits_keys, constants.natural, constants.softcap, constants.alibi,
+                          constants.deterministic, constants.takes_turns})
     bits.add(flag, 1);
   return bits.key();
 }

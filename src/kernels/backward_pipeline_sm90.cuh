@@ -64,8 +64,9 @@ inline void init_barriers(const Shared& shared) {
   fence_barrier_init();
 }
 
-// Named barriers: 1 + its number of a warpgroup, and one of all warps of keys.
-constexpr int kAllOfKeys = kKeyWarpgroups + 2;
+// Named barriers: 1 + its number of a warpgroup, one of all warps of keys, and kTurn + w passes the turn to warpgroup w of keys.
+constexpr int kAllOfKeys = kKeyWarpgroups + 2, kTurn = kAllOfKeys + 1, kTwoWarpgroups = 2 * kWarpgroup;
+static_assert(!kTakesTurns || kKeyWarpgroups == 2);
 
 static_assert(kFactsAt + sizeof(Facts) <= kSharedBytes, "the planner's bytes are enough");
 

@@ -25,11 +25,13 @@ struct Sm90BackwardTiles {
   i32 width;     // the wider of the two head dims
   bool natural;  // takes score rules
   i32 query_block, cluster, stages, pace, turn_rows, sum_registers, key_registers;
+  bool takes_turns;  // the warpgroups of keys, at the tensor cores: nothing at 64 columns
 };
-constexpr std::array kSm90BackwardTiles{
-    Sm90BackwardTiles{64, false, 128, 1, 3, 32, 128, 64, 216}, Sm90BackwardTiles{64, true, 64, 1, 4, 32, 128, 64, 216},
-    Sm90BackwardTiles{128, true, 64, 1, 3, 32, 64, 64, 216}, Sm90BackwardTiles{192, true, 64, 2, 2, 32, 256, 64, 160},
-    Sm90BackwardTiles{256, true, 64, 2, 2, 32, 256, 64, 160}};
+constexpr std::array kSm90BackwardTiles{Sm90BackwardTiles{64, false, 128, 1, 3, 32, 128, 64, 216, false},
+                                        Sm90BackwardTiles{64, true, 64, 1, 4, 32, 128, 64, 216, false},
+                                        Sm90BackwardTiles{128, true, 64, 1, 3, 32, 64, 64, 216, true},
+                                        Sm90BackwardTiles{192, true, 64, 2, 2, 32, 256, 64, 160, false},
+                                        Sm90BackwardTiles{256, true, 64, 2, 2, 32, 256, 64, 160, false}};
 
 /// Of the largest matrix products' rate, what long sequences reach, measured on an H200: 0.50 at 64 columns, 0.57 at 128, 0.52 at
 /// 256.
@@ -55,6 +57,7 @@ BackwardSm90Constants with_tiles(BackwardSm90Constants rules, i32 head_width, i3
   rules.pace = tiles.pace;
   rules.turn_rows = rules.deterministic ? tiles.turn_rows : 0;
   rules.sum_registers = tiles.sum_registers;
+  rules.takes_turns = tiles.takes_turns;
   rules.key_registers = rules.deterministic && rules.cluster == 1 ? kKeyRegistersBesideTurns : tiles.key_registers;
   // Q is asked for before dO.
   while (rules.output_stages > 1 && backward_sm90_shared_bytes(rules) > kSharedOfBlock) --rules.output_stages;
@@ -143,6 +146,7 @@ Program backward_sm90_program(const BackwardSm90Constants& constants) {
   config.flag("kVectorSums", true);
   config.flag("kLimitsKeys", constants.limits_keys);
   config.flag("kDeterministic", constants.deterministic);
+  if (!wide) config.flag("kTakesTurns", constants.takes_turns);
   if (wide) {
     config.add(sm90::backward_wide_products_text(constants.element, constants.query_block));
     return {"backward_wide_sm90.cu", "backward_wide_sm90", config.text(), false, true};

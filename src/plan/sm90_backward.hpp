@@ -22,6 +22,7 @@ struct BackwardSm90Constants {
   bool limits_keys = false;                  // rows do not see every key
   bool natural = false, softcap = false, alibi = false;
   bool deterministic = false;  // thread blocks add to dQ in turn
+  bool takes_turns = false;    // warpgroups begin products in turn
 
   bool operator==(const BackwardSm90Constants&) const = default;
 };

@@ -30,7 +30,8 @@ namespace narrows {
                                kCopyBytes = 16, kSumRegisters = 64, kTurnRegisters = 32, kKeyRegisters = 216,
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kNatural = false, kSoftcap = false, kAlibi = false, kBias = false,
-                                kMask = false, kDropout = false, kVectorSums = true, kDeterministic = true;
+                                kMask = false, kDropout = false, kVectorSums = true, kDeterministic = true,
+                                kTakesTurns = true;
 }  // namespace narrows
 
 #include "tests/kernels/backward_sm90_products.inl.hpp"

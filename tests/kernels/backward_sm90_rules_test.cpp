@@ -30,7 +30,8 @@ namespace narrows {
                                kCopyBytes = 16, kSumRegisters = 64, kTurnRegisters = 32, kKeyRegisters = 216,
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kNatural = true, kSoftcap = true, kAlibi = true, kBias = false,
-                                kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false;
+                                kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false,
+                                kTakesTurns = false;
 }  // namespace narrows
 
 #include "tests/kernels/backward_sm90_products.inl.hpp"
