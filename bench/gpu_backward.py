@@ -90,6 +90,12 @@ def autograd(gpu, row, t, backend):
     return lambda: gpu.torch.autograd.grad(o, leaves, t.dout, retain_graph=True)
 
 
+def flash3(gpu, row, t):
+    leaves = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
+    o = gpu_forward.flash_attention_3(row)(*leaves)
+    return lambda: gpu.torch.autograd.grad(o, leaves, t.dout, retain_graph=True)
+
+
 def candidates(gpu, row, t):
     direct = {} if row["case"].startswith("d1") else {"fa2": flash, "cudnn": cudnn}
     ways = {"ours": [functools.partial(ours, gpu, row, t)]}
@@ -98,6 +104,8 @@ def candidates(gpu, row, t):
     for name, backend in gpu_forward.backends(row).items():
         own = [functools.partial(direct[name], gpu, row, t)] if name in direct else []
         ways[name] = [*own, functools.partial(autograd, gpu, row, t, backend)]
+    if gpu_forward.flash_attention_3(row):
+        ways["fa3"] = [functools.partial(flash3, gpu, row, t)]
     return ways
 
 

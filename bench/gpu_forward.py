@@ -7,6 +7,7 @@ batch row of a dense call.
 
 import ctypes
 import functools
+import importlib.util
 import math
 
 import narrows_c
@@ -143,6 +144,33 @@ def packed_attention(gpu, row, t):
     return run
 
 
+def flash_attention_3(row):
+    """FlashAttention-3 by its own package, where that is installed, for the rows of the family for Hopper; or None."""
+    if row["family"] != "sm90" or row["dtype"] == "fp32" or row["case"] not in ("", "gqa4", "deterministic"):
+        return None
+    if importlib.util.find_spec("flash_attn_interface") is None:
+        return None
+    from flash_attn_interface import flash_attn_func
+
+    options = {"causal": row["causal"], **({"deterministic": True} if row["case"] == "deterministic" else {})}
+
+    def attend(q, k, v):
+        o = flash_attn_func(q, k, v, **options)
+        return o[0] if isinstance(o, tuple) else o  # some versions give the LSE too
+
+    return attend
+
+
+def flash3(gpu, row, t):
+    attend = flash_attention_3(row)
+
+    def run():
+        with gpu.torch.inference_mode():
+            return (attend(t.q, t.k, t.v),)
+
+    return run
+
+
 def backends(row):
     """PyTorch's that compute such a row, by the names of the peers."""
     if row["case"] in ("", "gqa4"):
@@ -161,6 +189,8 @@ def candidates(gpu, row, t):
         ways["fa2"] = [functools.partial(packed_attention, gpu, row, t)]
     for name, backend in backends(row).items():
         ways[name] = [functools.partial(attention, gpu, row, t, backend)]
+    if flash_attention_3(row):
+        ways["fa3"] = [functools.partial(flash3, gpu, row, t)]
     return ways
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import gpu  # noqa: E402
 import gpu_decode  # noqa: E402
+import gpu_forward  # noqa: E402
 import gpu_rows  # noqa: E402
 import narrows_c  # noqa: E402
 
@@ -93,6 +94,20 @@ class Rows(unittest.TestCase):
         peers = {"cudnn": 2.0, "fa2": 3.0, "torch": 1.0}
         self.assertEqual((gpu.judge("sm80", peers), gpu.judge("sm90", peers)), ("fa2", "cudnn"))
         self.assertEqual((gpu.judge("sm80", {"torch": 1.0}), gpu.judge("sm90", {"torch": 1.0})), ("torch", None))
+        self.assertEqual((gpu.judge("sm80", {**peers, "fa3": 1.0}), gpu.judge("sm90", {**peers, "fa3": 1.0})), ("fa2", "fa3"))
+
+    def test_flash_attention_3_is_a_peer_where_its_package_is_installed(self):
+        rows = [gpu_rows.row(family="sm90"), gpu_rows.row("backward", family="sm90", case="deterministic", causal=True)]
+        others = [gpu_rows.row(), gpu_rows.row(family="sm90", case="softcap"), gpu_rows.row(family="sm90", dtype="fp32")]
+        with unittest.mock.patch("importlib.util.find_spec", return_value=None):
+            self.assertEqual([gpu_forward.flash_attention_3(row) for row in rows], [None, None])
+        package = unittest.mock.Mock()
+        package.flash_attn_func.side_effect = lambda q, k, v, **options: ((q, k, v), options)
+        with unittest.mock.patch.dict(sys.modules, flash_attn_interface=package), unittest.mock.patch("importlib.util.find_spec"):
+            self.assertEqual([gpu_forward.flash_attention_3(row) for row in others], [None] * 3)
+            for row, options in zip(rows, ({"causal": False}, {"causal": True, "deterministic": True})):
+                self.assertEqual(gpu_forward.flash_attention_3(row)(1, 2, 3), (1, 2, 3))  # without the LSE behind O
+                self.assertEqual(package.flash_attn_func.call_args, unittest.mock.call(1, 2, 3, **options))
 
 
 class Errors(unittest.TestCase):
