@@ -38,7 +38,7 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
   // 2 blocks of 192 rows of 96 heads, by 12 warps that compute and 4 that bring.
-  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(142160)));
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(142176)));
   ForwardSm90Args args;
   ASSERT_EQ(state().argument.size(), sizeof args);
   std::memcpy(static_cast<void*>(&args), state().argument.data(), sizeof args);
@@ -65,7 +65,7 @@ TEST_F(FakeDriver, ACallOnHopperIsLaunched) {
   state().filled.clear();
   forward({q, k, k}, out, options);
   state().argument_bytes = fake::kArgumentBytes;
-  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(140624)));
+  EXPECT_THAT(state().launch, ElementsAre(132u, 512u, static_cast<unsigned>(140640)));
   EXPECT_TRUE(state().filled.empty());
 }
 
