@@ -9,14 +9,24 @@ if(NOT NARROWS_SANITIZE)
     BYPRODUCTS "${narrows_gpu_hash}" COMMENT "Hashing the sources of the GPU tests" VERBATIM)
   add_executable(narrows_gpu_tests ${narrows_gpu_test_sources} "${narrows_gpu_hash}"
     "${PROJECT_SOURCE_DIR}/tests/support/cases.cpp" "${PROJECT_SOURCE_DIR}/tests/support/counting.cpp"
-    "${PROJECT_SOURCE_DIR}/tests/support/counting_backward.cpp"
-    # Random cache calls choose among the CPU's instruction sets too.
-    "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_pairs_wide.cpp"
-    "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_registers_wide.cpp")
+    "${PROJECT_SOURCE_DIR}/tests/support/counting_backward.cpp")
   add_dependencies(narrows_gpu_tests narrows_gpu_hash)
-  narrows_test_program(narrows_gpu_tests)
+  narrows_test_program(narrows_gpu_tests support/precompiled.hpp)
+  # Random cache calls choose among the CPU's instruction sets too.
+  target_link_libraries(narrows_gpu_tests PRIVATE narrows_wide_kernels)
   target_compile_options(narrows_gpu_tests PRIVATE -O0)  # what computes on the host is the library's
   set_source_files_properties("${narrows_gpu_hash}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  # Together those that give different things no common name: backward_* apart from the others, graph_test alone.
+  narrows_unite(narrows_gpu_tests 0)
+  set_target_properties(narrows_gpu_tests PROPERTIES UNITY_BUILD_MODE GROUP)
+  foreach(letters IN ITEMS abcdef hijklm nopqrstuvwxyz)
+    set(united ${narrows_gpu_test_sources})
+    list(FILTER united INCLUDE REGEX "/[${letters}][a-z_]*\\.cpp$")
+    set_source_files_properties(${united} PROPERTIES UNITY_GROUP "${letters}")
+  endforeach()
+  set(united ${narrows_gpu_test_sources})
+  list(FILTER united INCLUDE REGEX "/backward_[a-z_]*\\.cpp$")
+  set_source_files_properties(${united} PROPERTIES UNITY_GROUP backward)
   target_compile_definitions(narrows_gpu_tests PRIVATE NARROWS_SOURCE_DIR=".")
   target_link_libraries(narrows_gpu_tests PRIVATE nlohmann_json::nlohmann_json)
   target_link_options(narrows_gpu_tests PRIVATE -static-libstdc++ -static-libgcc)

@@ -1,42 +1,36 @@
 narrows_find_test_dependencies()
 
 file(GLOB narrows_test_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/*/*.cpp")
-list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/(fuzz|consumer|gpu)/")
+list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/(fuzz|consumer|gpu|kernels)/")
 if(NOT TARGET narrows_cli)
   list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/tools/cli_")
 endif()
-if(NARROWS_SANITIZE)
-  set(narrows_whole_kernel_tests ${narrows_test_sources})
-  list(FILTER narrows_whole_kernel_tests INCLUDE REGEX "/tests/kernels/[a-z_]+_sm[0-9]+_.*test\\.cpp$")
-  list(FILTER narrows_test_sources EXCLUDE REGEX "/tests/kernels/")
-  list(APPEND narrows_test_sources ${narrows_whole_kernel_tests})
-endif()
 
-# Most of what a test costs is compiling it: hardly optimised, and after a header compiled once for all.
+# Most of what a test costs is compiling it: hardly optimised, and after a header compiled once for all of many files.
 function(narrows_test_program target)
   narrows_own_code(${target})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_compile_options(${target} PRIVATE -O1)
-  narrows_precompile(${target} "${PROJECT_SOURCE_DIR}/tests/support/precompiled.hpp")
+  if(ARGC GREATER 1)
+    narrows_precompile(${target} "${PROJECT_SOURCE_DIR}/tests/${ARGV1}")
+  endif()
   target_link_libraries(${target} PRIVATE narrows_objects GTest::gmock GTest::gtest_main)
 endfunction()
 
-# Kernels, not tests. Vectors wider than the baseline's registers, which no function outside those files is passed.
+# Kernels, not tests, for several programs. Vectors wider than the baseline's registers, which no function outside those files is
+# passed.
 foreach(name IN ITEMS wide pairs_wide registers_wide)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_${name}.cpp" PROPERTIES
     COMPILE_OPTIONS "-O1;-Wno-psabi;${narrows_unrolled_sanitizer_options}" SKIP_PRECOMPILE_HEADERS ON)
 endforeach()
-
-# Device text on the host: it knows instructions and pragmas that the host's compiler does not (nor unrolls what they ask for
-# when hardly optimising), and says itself which products and sums are one operation. Alone, because it must meet no header of
-# src/shared before its own namespace does. Sanitized are whole kernels, which compute what they read and write; the other files
-# test what stays in registers, took 230 s to compile, and compute little: not optimised, as the brief tests below.
-file(GLOB narrows_device_text_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/kernels/*_test.cpp")
-set_source_files_properties(${narrows_device_text_tests} PROPERTIES
-  INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/kernels/device"
-  COMPILE_OPTIONS "-Wno-unknown-pragmas;-Wno-pass-failed;-Wno-psabi;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
-list(FILTER narrows_device_text_tests EXCLUDE REGEX "/[a-z_]+_sm[0-9]+_[^/]*$")
-set_property(SOURCE ${narrows_device_text_tests} APPEND PROPERTY COMPILE_OPTIONS -O0)
+add_library(narrows_wide_kernels OBJECT
+  "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_pairs_wide.cpp"
+  "${PROJECT_SOURCE_DIR}/tests/cpu/tile_kernels_registers_wide.cpp")
+narrows_own_code(narrows_wide_kernels)
+target_include_directories(narrows_wide_kernels PRIVATE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(narrows_wide_kernels PRIVATE narrows_objects)
+get_target_property(narrows_wide_kernel_sources narrows_wide_kernels SOURCES)
+list(REMOVE_ITEM narrows_test_sources ${narrows_wide_kernel_sources})
 
 # Of the tests those that meet an instruction set of another machine, for qemu: `make neon`.
 if(CMAKE_CROSSCOMPILING)
@@ -46,13 +40,38 @@ if(CMAKE_CROSSCOMPILING)
   endforeach()
   set(narrows_emulated_test_sources ${narrows_test_sources})
   list(FILTER narrows_emulated_test_sources INCLUDE REGEX
-    "/(cpu/(tile_kernels_(test|[a-z]*_?wide)|(decode_kernels|peak)_test)|api/(backward_)?cases_test|support/cases)\\.cpp$")
+    "/(cpu/(tile_kernels_(test|wide)|(decode_kernels|peak)_test)|api/(backward_)?cases_test|support/cases)\\.cpp$")
   add_executable(narrows_emulated_tests ${narrows_emulated_test_sources})
-  narrows_test_program(narrows_emulated_tests)
+  narrows_test_program(narrows_emulated_tests support/precompiled.hpp)
   narrows_unite(narrows_emulated_tests 7)
   target_compile_definitions(narrows_emulated_tests PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_link_libraries(narrows_emulated_tests PRIVATE nlohmann_json::nlohmann_json)
+  target_link_libraries(narrows_emulated_tests PRIVATE narrows_wide_kernels nlohmann_json::nlohmann_json)
   return()
+endif()
+
+# Device text on the host: it knows instructions and pragmas that the host's compiler does not (nor unrolls what they ask for
+# when hardly optimising), and says itself which products and sums are one operation. Each file alone, because it must meet no
+# header of src/shared before its own namespace does. Sanitized are whole kernels, which compute what they read and write; the
+# other files test what stays in registers, took 230 s to compile, and compute little: not optimised, as the brief tests below.
+function(narrows_add_kernel_tests target sources)
+  add_library(${target} OBJECT ${sources})
+  narrows_test_program(${target} kernels/precompiled.hpp)
+  target_include_directories(${target} BEFORE PRIVATE "${PROJECT_SOURCE_DIR}/tests/kernels/device")
+  target_compile_options(${target} PRIVATE -Wno-unknown-pragmas -Wno-pass-failed -Wno-psabi -ffp-contract=off)
+  if(narrows_unrolled_sanitizer_options)  # text of that kind, whose loads of several elements must lie at their multiples
+    target_compile_options(${target} PRIVATE ${narrows_unrolled_sanitizer_options} -fsanitize=alignment)
+  endif()
+endfunction()
+file(GLOB narrows_whole_kernel_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/kernels/*_test.cpp")
+set(narrows_register_sources ${narrows_whole_kernel_sources})
+list(FILTER narrows_whole_kernel_sources INCLUDE REGEX "/[a-z_]+_sm[0-9]+_[^/]*$")
+list(REMOVE_ITEM narrows_register_sources ${narrows_whole_kernel_sources})
+set(narrows_kernel_tests narrows_whole_kernel_tests)
+narrows_add_kernel_tests(narrows_whole_kernel_tests "${narrows_whole_kernel_sources}")
+if(NOT NARROWS_SANITIZE)
+  narrows_add_kernel_tests(narrows_register_tests "${narrows_register_sources}")
+  target_compile_options(narrows_register_tests PRIVATE -O0)
+  list(APPEND narrows_kernel_tests narrows_register_tests)
 endif()
 
 if(narrows_test_sources)
@@ -65,8 +84,9 @@ if(narrows_test_sources)
   set_source_files_properties(${narrows_alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_library(narrows_brief_tests OBJECT ${narrows_brief_test_sources})
   add_executable(narrows_tests ${narrows_test_sources} $<TARGET_OBJECTS:narrows_brief_tests>)
+  target_link_libraries(narrows_tests PRIVATE narrows_wide_kernels ${narrows_kernel_tests})
   foreach(target IN ITEMS narrows_brief_tests narrows_tests)
-    narrows_test_program(${target})
+    narrows_test_program(${target} support/precompiled.hpp)
     narrows_unite(${target} 7)
     target_compile_definitions(${target} PRIVATE NARROWS_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
       NARROWS_BINARY_DIR="${PROJECT_BINARY_DIR}")
@@ -91,10 +111,11 @@ if(narrows_test_sources)
   # The tests in which threads meet, for ThreadSanitizer: `make tsan`.
   set(narrows_thread_test_sources ${narrows_test_sources} ${narrows_brief_test_sources})
   list(FILTER narrows_thread_test_sources INCLUDE REGEX
-    "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$|/tile_kernels_(pairs|registers)_wide\\.cpp$")
+    "/([a-z_]*threads|pool|forward_bits|invariant)_test\\.cpp$")
   add_executable(narrows_thread_tests EXCLUDE_FROM_ALL ${narrows_thread_test_sources})
-  narrows_test_program(narrows_thread_tests)
+  narrows_test_program(narrows_thread_tests support/precompiled.hpp)
   narrows_unite(narrows_thread_tests 7)
+  target_link_libraries(narrows_thread_tests PRIVATE narrows_wide_kernels)
 endif()
 
 # What is asked of CUDA's driver, with a stand-in for it: in a program of its own, because a process finds one driver.
@@ -106,6 +127,8 @@ target_link_options(narrows_fake_cuda PRIVATE "LINKER:-soname,libcuda.so.1")
 add_executable(narrows_driver_tests "${PROJECT_SOURCE_DIR}/tests/cuda/fake/driver_test.cpp"
   "${PROJECT_SOURCE_DIR}/tests/cuda/fake/calls_test.cpp")
 narrows_test_program(narrows_driver_tests)
+narrows_unite(narrows_driver_tests 7)
+target_compile_options(narrows_driver_tests PRIVATE -O0)
 add_dependencies(narrows_driver_tests narrows_fake_cuda)
 target_compile_definitions(narrows_driver_tests PRIVATE NARROWS_FAKE_CUDA="$<TARGET_FILE:narrows_fake_cuda>")
 add_test(NAME narrows_driver_tests

@@ -17,12 +17,17 @@ struct Format {
 };
 constexpr Format kFp16{10, -14}, kBf16{7, -126};
 
+// std::ldexp and std::ilogb took a quarter of the tests' time. A double's exponent field holds these formats' powers of two, and
+// answers less than either's `lowest` for what is no normal double.
+double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52); }
+int exponent_of(double finite) { return static_cast<int>(std::bit_cast<std::uint64_t>(finite) >> 52 & 0x7FF) - 1023; }
+
 double to_format(Format format, double value) {
   if (value == 0 || !std::isfinite(value)) return value;
-  const int exponent = std::max(std::ilogb(value), format.lowest);
-  const double step = std::ldexp(1.0, exponent - format.mantissa);
+  const int exponent = std::max(exponent_of(value), format.lowest);
+  const double step = power_of_two(exponent - format.mantissa);
   const double rounded = std::nearbyint(value / step) * step;  // the quotient is exact: step is a power of two
-  const double limit = std::ldexp(1.0, 2 - format.lowest);
+  const double limit = power_of_two(2 - format.lowest);
   return std::abs(rounded) >= limit ? std::copysign(std::numeric_limits<double>::infinity(), value) : rounded;
 }
 
@@ -35,8 +40,8 @@ std::uint16_t encode(Format format, double value) {
     return static_cast<std::uint16_t>(sign | all_ones << format.mantissa | 1 << (format.mantissa - 1));
   if (std::isinf(value)) return static_cast<std::uint16_t>(sign | all_ones << format.mantissa);
   if (value == 0) return static_cast<std::uint16_t>(sign);
-  const int exponent = std::max(std::ilogb(value), format.lowest);
-  const int scaled = static_cast<int>(std::ldexp(std::abs(value), format.mantissa - exponent));
+  const int exponent = std::max(exponent_of(value), format.lowest);
+  const int scaled = static_cast<int>(std::abs(value) * power_of_two(format.mantissa - exponent));
   // A normal number's leading bit, 1 << mantissa, is what raises the exponent field from 0 (subnormal) to 1.
   return static_cast<std::uint16_t>(sign | (((exponent - format.lowest) << format.mantissa) + scaled));
 }
@@ -48,8 +53,8 @@ double decode(Format format, std::uint16_t bits) {
   const double sign = bits >> 15 ? -1 : 1;
   if (exponent == (1 << exponent_bits) - 1)
     return fraction ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
-  if (exponent == 0) return sign * std::ldexp(fraction, format.lowest - format.mantissa);
-  return sign * std::ldexp(fraction + (1 << format.mantissa), format.lowest - format.mantissa + exponent - 1);
+  const double step = power_of_two(format.lowest - format.mantissa + std::max(exponent - 1, 0));
+  return sign * step * (exponent == 0 ? fraction : fraction + (1 << format.mantissa));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The blocked backward against the oracle: types, shapes, rules and layouts.
 #include "tests/cpu/backward_run.hpp"
+#include "tests/cpu/forward_run.hpp"
 #include "tests/support/row_bounds.hpp"
 
 namespace narrows::test {
@@ -9,7 +10,7 @@ TEST(CpuBackward, every_type_and_instruction_set) {
   for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::fp64})
     for (const std::string& set : instruction_sets()) {
       SCOPED_TRACE(std::string(name(dtype)) + " " + set);
-      BackwardCase c({.b = 2, .sq = 53, .sk = 151, .h = 4, .hk = 2, .d = 24, .dv = 40}, dtype);
+      BackwardCase c({.b = repeats(2, 1), .sq = 53, .sk = repeats(151, 83), .h = 4, .hk = 2, .d = 24, .dv = 40}, dtype);
       c.options.causal = Causal::bottom_right;
       expect_right(c, {.instruction_set = set});
     }

@@ -5,6 +5,7 @@
 
 #include "cpu/reference_numbers.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -77,8 +78,8 @@ class Array {
   DType dtype() const { return tensor_.dtype; }
   bool given() const { return tensor_.given(); }
 
-  double at(const Dims& where) const { return reference::View(tensor()).element(where); }
-  void set(const Dims& where, double value) { reference::View(tensor()).set_element(where, value); }
+  double at(const Dims& where) const { return reference::load(words_.data(), dtype(), offset(where)); }
+  void set(const Dims& where, double value) { reference::store(words_.data(), dtype(), offset(where), value); }
   double operator[](const Dims& where) const { return at(where); }
 
   /// Calls visit(coordinates) in row-major order.
@@ -118,8 +119,10 @@ class Array {
       std::memset(words_.data(), 0x7F, words_.size() * 8);
       return;
     }
-    for (std::int64_t element = 0; element < elements_; ++element)
-      reference::store(words_.data(), tensor_.dtype, element, std::numeric_limits<double>::quiet_NaN());
+    const std::int64_t in_word = 8 / static_cast<std::int64_t>(item_bytes());
+    for (std::int64_t element = 0; element < in_word; ++element)
+      reference::store(words_.data(), tensor_.dtype, element, kNaN);
+    std::fill(words_.begin() + 1, words_.end(), words_.front());
   }
 
   std::vector<double> values() const {  // row-major
@@ -140,6 +143,11 @@ class Array {
   bool same_bits(const Array& other) const { return words_ == other.words_; }
 
  private:
+  std::int64_t offset(const Dims& where) const {
+    std::int64_t sum = 0;
+    for (std::size_t axis = 0; axis < where.rank(); ++axis) sum += where[axis] * tensor_.strides[axis];
+    return sum;
+  }
   std::size_t item_bytes() const { return item_size_of(tensor_.dtype); }
   static std::size_t item_size_of(DType dtype) {
     switch (dtype) {

@@ -1,5 +1,6 @@
 // narrows run --backward: gradients, where dO is from, what is checked and written.
 #include <cmath>
+#include <cstdlib>
 
 #include <gmock/gmock.h>
 
@@ -119,10 +120,13 @@ TEST(CliBackward, rounds_what_it_reads_and_compares_with_the_files_own) {
 }
 
 TEST(CliBackward, checks_two_layers_of_a_real_model) {
-  const Outcome outcome = narrows({"run", minilm(), "--backward", "--check", "--json", "--repeat", "1"});
+  Words words{"run", minilm(), "--backward", "--check", "--json", "--repeat", "1"};
+  const bool one = std::getenv("NARROWS_TEST_SMALL");  // the oracle of a layer takes 7 s under a sanitizer
+  if (one) words.insert(words.end(), {"--ignore", "layer5.q,layer5.k,layer5.v,layer5.o"});
+  const Outcome outcome = narrows(words);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::vector<Json> objects = outcome.objects();
-  ASSERT_EQ(objects.size(), 2U);
+  ASSERT_EQ(objects.size(), one ? 1U : 2U);
   for (const Json& object : objects) {
     EXPECT_EQ(object["passed"], true);
     EXPECT_EQ(object["flops"].get<double>(), 2.0 * (3 * 32 + 2 * 32) * 209 * 209 * 12 * 2);

@@ -78,9 +78,26 @@ TEST(CliBench, measures_backward_and_decode) {
 }
 
 TEST(CliBench, every_case_runs_forward_and_backward_and_counts_the_pairs_it_says) {
-  const Outcome outcome = narrows({"bench", "--no-peers", "--op", "forward,backward", "--sq", "600", "--h", "4", "--d",
-                                   "8", "--dtype", "bf16", "--causal", "false", "--threads", "1", "--case",
-                                   "plain,bias,mask,softcap,alibi,dropout,window512,varlen,gqa4", "--json"});
+  const Outcome outcome = narrows({"bench",
+                                   "--quick",
+                                   "--no-peers",
+                                   "--op",
+                                   "forward,backward",
+                                   "--sq",
+                                   "600",
+                                   "--h",
+                                   "4",
+                                   "--d",
+                                   "8",
+                                   "--dtype",
+                                   "bf16",
+                                   "--causal",
+                                   "false",
+                                   "--threads",
+                                   "1",
+                                   "--case",
+                                   "plain,bias,mask,softcap,alibi,dropout,window512,varlen,gqa4",
+                                   "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   ASSERT_EQ(outcome.objects().size(), 18U);
   double varlen_pairs = 0;
