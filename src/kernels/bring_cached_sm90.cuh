@@ -49,6 +49,7 @@ inline void load_boxes(const Stages& stages, Ring& ring, const TensorMap& map, L
   const u32 full = stages.full_barrier(ring), boxes = static_cast<u32>(__popc(__ballot_sync(~0u, box.wanted)));
   u32 to = stages.tile(ring) + static_cast<u32>(lane_index() * box_rows * kChunkBytes);
   wait_barrier(stages.empty_barrier(ring), ring.phase ^ 1);
+  __syncwarp();  // without a box the stage is full at once, and may be free again before a late lane has seen that it was
   if (lane_index() == 0) arrive_expecting(full, boxes * static_cast<u32>(box_rows * tile.row_bytes));
   __syncwarp();
   if (box.wanted)

@@ -7,9 +7,11 @@ namespace narrows {
 
 // Where thread blocks take tiles as they come to them, the next one is taken when so many of a tile's blocks of keys are still to
 // be asked for: who had taken it with all of a long tile ahead would be the last at the end, by 2 to 6% of causal calls.
-constexpr i32 kBlocksAhead = 2;  // 0 is 1% slower, 1 to 8 are the same
+// 0 is 1% slower, 1 to 8 are the same. Where rows are gathered, a page may be a key: that each of a tile's pages is one is then found
+// out beside the whole tile before.
+constexpr i32 kBlocksAhead = kGathers ? 1 << 20 : 2;
 
-// By who asks for K, before block n.
+// By who asks for K, before V of block n.
 inline void want_next_tile(const Shared& shared, const Keys& blocks, i32 n) {
   if (n == max_of(blocks.begin, min_of(blocks.begin + kBlocksAhead, blocks.end - 1))) arrive(shared.tile_wanted());
 }

@@ -31,7 +31,7 @@ namespace narrows {
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = true, kNatural = true, kSoftcap = true, kAlibi = true, kBias = false,
                                 kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false,
-                                kTakesTurns = false;
+                                kTakesTurns = true;
 }  // namespace narrows
 
 #include "tests/kernels/backward_sm90_products.inl.hpp"

@@ -31,7 +31,7 @@ namespace narrows {
                                kSharedBytes = 232448;
 [[maybe_unused]] constexpr bool kLimitsKeys = false, kNatural = false, kSoftcap = false, kAlibi = false, kBias = false,
                                 kMask = false, kDropout = false, kVectorSums = true, kDeterministic = false,
-                                kTakesTurns = true;
+                                kTakesTurns = false;
 }  // namespace narrows
 
 #include "tests/kernels/backward_sm90_products.inl.hpp"

@@ -217,6 +217,10 @@ TEST(Sm80Plan, sections_hold_the_keys_of_masked_calls_in_l2) {
   EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 16) << "4 and 3 heads, not 5 and 2";
   seven.sk = 16384;
   EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 16);
+  GpuSizes many = few;
+  many.hk = 16, many.sk = 20480;  // 10 MiB each, up to 3 at a time
+  EXPECT_EQ(section(many, {.causal = Causal::bottom_right}), 4)
+      << "2 heads with 2 query heads each, not 3 and at last 1";
   seven.sk = 24576;
   EXPECT_EQ(section(seven, {.causal = Causal::bottom_right}), 8) << "of 2";
   long_keys.sk = 1 << 20;

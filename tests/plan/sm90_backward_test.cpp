@@ -127,6 +127,7 @@ TEST(PlanSm90Backward, what_a_thread_block_takes_fits) {
           EXPECT_GE(std::min(plan.head_width, plan.value_width), 128) << "columns are shared by two";
         }
         EXPECT_EQ(plan.takes_turns, deterministic);
+        EXPECT_EQ(constants.takes_turns, constants.cluster == 1 && std::max(d, dv) > 64) << "of warpgroups";
       }
 }
 
