@@ -28,6 +28,9 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 # Units of the tests that hold texts of the library: over plain C++, for instruction sets that the machine lacks, and a GPU's, lane
 # by lane. A defect names them in `units`.
 KERNELS_OF_TESTS = re.compile(r"tests/(cpu/tile_kernels_\w*wide|kernels/\w+_test)\.cpp$")
+# Folders of objects that narrows_tests is linked from; other programs compile some of the same units.
+LINKED = tuple(f"CMakeFiles/{target}.dir/" for target in (
+    "narrows_tests", "narrows_wide_kernels", "narrows_whole_kernel_tests", "narrows_register_tests"))
 
 
 def included(name):
@@ -45,7 +48,8 @@ class Library:
         for entry in commands:
             file = Path(entry["file"])
             in_library = file.is_relative_to(source) and "narrows_objects.dir" in entry["command"]
-            if in_library or KERNELS_OF_TESTS.search(entry["file"]) and "narrows_tests.dir" in entry["command"]:
+            in_tests = KERNELS_OF_TESTS.search(entry["file"]) and any(folder in entry["command"] for folder in LINKED)
+            if in_library or in_tests:
                 self.commands[file.relative_to(root).as_posix()] = (shlex.split(entry["command"]), entry["directory"])
         self.link = link_command(build)
         self.includes = {
