@@ -90,9 +90,9 @@ def autograd(gpu, row, t, backend):
     return lambda: gpu.torch.autograd.grad(o, leaves, t.dout, retain_graph=True)
 
 
-def flash3(gpu, row, t):
+def flash3(gpu, t, attend):
     leaves = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
-    o = gpu_forward.flash_attention_3(row)(*leaves)
+    o = attend(*leaves)
     return lambda: gpu.torch.autograd.grad(o, leaves, t.dout, retain_graph=True)
 
 
@@ -104,8 +104,8 @@ def candidates(gpu, row, t):
     for name, backend in gpu_forward.backends(row).items():
         own = [functools.partial(direct[name], gpu, row, t)] if name in direct else []
         ways[name] = [*own, functools.partial(autograd, gpu, row, t, backend)]
-    if gpu_forward.flash_attention_3(row):
-        ways["fa3"] = [functools.partial(flash3, gpu, row, t)]
+    if attend := gpu_forward.flash_attention_3(row):
+        ways["fa3"] = [functools.partial(flash3, gpu, t, attend)]
     return ways
 
 

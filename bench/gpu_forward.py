@@ -164,9 +164,7 @@ def flash_attention_3(row):
     return attend
 
 
-def flash3(gpu, row, t):
-    attend = flash_attention_3(row)
-
+def flash3(gpu, t, attend):
     def run():
         with gpu.torch.inference_mode():
             return (attend(t.q, t.k, t.v),)
@@ -192,8 +190,8 @@ def candidates(gpu, row, t):
         ways["fa2"] = [functools.partial(packed_attention, gpu, row, t)]
     for name, backend in backends(row).items():
         ways[name] = [functools.partial(attention, gpu, row, t, backend)]
-    if flash_attention_3(row):
-        ways["fa3"] = [functools.partial(flash3, gpu, row, t)]
+    if attend := flash_attention_3(row):
+        ways["fa3"] = [functools.partial(flash3, gpu, t, attend)]
     return ways
 
 

@@ -52,8 +52,8 @@ endif()
 # Device text on the host: it knows instructions and pragmas that the host's compiler does not (nor unrolls what they ask for
 # when hardly optimising), and says itself which products and sums are one operation. Each file alone, because it must meet no
 # header of src/shared before its own namespace does. Sanitized are whole kernels, which compute what they read and write, of each
-# those with masks, ragged rows and caches: its other files have other tiles and rules and took a fifth of a sanitized run. The files
-# of what stays in registers compute little: not optimised, as the brief tests below.
+# those with masks, ragged rows and caches: the others have other tiles and rules, and took a tenth of a sanitized build. The files of
+# what stays in registers compute little: not optimised, as the brief tests below.
 function(narrows_add_kernel_tests target sources)
   add_library(${target} OBJECT ${sources})
   narrows_test_program(${target} kernels/precompiled.hpp)

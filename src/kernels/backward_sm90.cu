@@ -19,9 +19,9 @@ struct KeyComputer {
 
   u32 own_rows(u32 tile) const { return tile + static_cast<u32>(warpgroup * kPartRows * kChunkBytes); }
 
-  // From S to dV the products of a step are begun in a turn. Left alone both warpgroups go side by side (230 clocks apart of an instrumented step's
-  // 4,270): their products wait for each other, and the tensor cores for the exponentials of both. At 128 columns and 4k a call takes
-  // 0.976 of the time without a mask, 0.982 with a causal one.
+  // From S to dV the products of a step are begun in a turn. Left alone both warpgroups go side by side (230 clocks apart of an
+  // instrumented step's 4,270): their products wait for each other, and the tensor cores for the exponentials of both. At 128
+  // columns and 4k a call takes 0.976 of the time without a mask, 0.982 with a causal one.
   void take_turn() const {
     if constexpr (kTakesTurns) meet(kTurn + warpgroup, kTwoWarpgroups);
   }
